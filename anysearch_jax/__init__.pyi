@@ -11,15 +11,20 @@ from anysearch_jax.budgets import Budget as Budget
 from anysearch_jax.types import Address as Address
 from anysearch_jax.types import Author as Author
 from anysearch_jax.types import Engine as Engine
+from anysearch_jax.types import EngineError as EngineError
 from anysearch_jax.types import Finish as Finish
 from anysearch_jax.types import GenerateRequest as GenerateRequest
 from anysearch_jax.types import Generation as Generation
 from anysearch_jax.types import Group as Group
+from anysearch_jax.types import Observation as Observation
+from anysearch_jax.types import Outcome as Outcome
 from anysearch_jax.types import Passage as Passage
+from anysearch_jax.types import Place as Place
 from anysearch_jax.types import Question as Question
 from anysearch_jax.types import RetrievalError as RetrievalError
 from anysearch_jax.types import Retriever as Retriever
 from anysearch_jax.types import SearchRequest as SearchRequest
+from anysearch_jax.types import Span as Span
 from anysearch_jax.types import Trajectory as Trajectory
 
 # The equations: arrays in, arrays out.
@@ -46,11 +51,26 @@ from anysearch_jax.environment.tools import Tool as Tool
 from anysearch_jax.environment.tools import search as search_tool
 import anysearch_jax.environment.scoring as scoring
 from anysearch_jax.methods.systems import environment as get_environment
+from anysearch_jax.methods.systems import of_episode as environment_of
 import anysearch_jax.environment.wording as wording
+import anysearch_jax.environment.official_scoring as official_scoring
+import anysearch_jax.environment.prompts as prompts
+import anysearch_jax.environment.protocol as protocol
+import anysearch_jax.environment.records as records
+import anysearch_jax.environment.tools as tools
 from anysearch_jax.methods.systems import WORDINGS as WORDINGS
+from anysearch_jax.methods.systems import wording_of as wording_of
+import anysearch_jax.methods.method as method
 from anysearch_jax.methods.method import Method as Method
+import anysearch_jax.methods.search_o1 as search_o1
+import anysearch_jax.methods.search_r1 as search_r1
+import anysearch_jax.methods.stepsearch as stepsearch
 from anysearch_jax.methods.systems import get as get_method
+from anysearch_jax.methods.systems import select as select_method
 from anysearch_jax.methods.method import fixed_budget as fixed_budget
+import anysearch_jax.config.settings as settings
+import anysearch_jax.host.openai_endpoint as openai_endpoint
+import anysearch_jax.host.plugins as plugins
 from anysearch_jax.methods.method import Outcomes as Outcomes
 
 # Episodes; `episode` plays one by hand.
@@ -96,7 +116,6 @@ from anysearch_jax.evaluation.harness import evaluate as evaluate
 from anysearch_jax.evaluation.journal import claim as claim_folder
 from anysearch_jax.evaluation.harness import address as evaluation_address
 from anysearch_jax.evaluation.journal import Journal as Journal
-import anysearch_jax.rollout.control as control
 from anysearch_jax.evaluation.harness import each as run_each
 from anysearch_jax.evaluation.journal import read as read_episodes
 
@@ -117,15 +136,20 @@ __all__ = [
   "Address",
   "Author",
   "Engine",
+  "EngineError",
   "Finish",
   "GenerateRequest",
   "Generation",
   "Group",
+  "Observation",
+  "Outcome",
   "Passage",
+  "Place",
   "Question",
   "RetrievalError",
   "Retriever",
   "SearchRequest",
+  "Span",
   "Trajectory",
   "curriculum",
   "grpo",
@@ -146,11 +170,26 @@ __all__ = [
   "search_tool",
   "scoring",
   "get_environment",
+  "environment_of",
   "wording",
+  "official_scoring",
+  "prompts",
+  "protocol",
+  "records",
+  "tools",
   "WORDINGS",
+  "wording_of",
+  "method",
   "Method",
+  "search_o1",
+  "search_r1",
+  "stepsearch",
   "get_method",
+  "select_method",
   "fixed_budget",
+  "settings",
+  "openai_endpoint",
+  "plugins",
   "Outcomes",
   "episode",
   "episode_state",
@@ -182,7 +221,6 @@ __all__ = [
   "claim_folder",
   "evaluation_address",
   "Journal",
-  "control",
   "run_each",
   "read_episodes",
   "columns",

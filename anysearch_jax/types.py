@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import pathlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -96,8 +95,8 @@ class Observation(NamedTuple):
   tokens: number of tokens of the call, from its opening mark on, which are the
     last ones of its turn; 0 if an old file does not tell.
   numbers: by which an answer can cite the passages; () if it cannot.
-  answer: what the policy would have answered if its budget had ended here, with
-    `episode.early_answers`; None without, or if it gave no answer.
+  answer: what the policy would have answered if its budget had ended here;
+    None if it was not asked for that (`Method.step`), or gave no answer.
   """
 
   tool: str
@@ -133,6 +132,10 @@ class Address(NamedTuple):
   variant: int = 0
 
 
+Place = tuple[int, int]
+"""A trajectory's question and its sample, in a rollout."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
   """One finished episode, token in and token out.
@@ -146,7 +149,7 @@ class Trajectory:
       positions that are not `MODEL`.
     spans: the response as text, without the prompt.
     searches: searches executed and charged, in [0, budget], with those of
-      branches that were left (`rollout/value_tree`).
+      branches that were left, of an episode that branches.
     queries: the charged queries of `spans` in order.
     violation: whether the policy tried to search beyond the budget.
     reason: why a `FAILED` episode failed, or which limit truncated a
@@ -357,14 +360,6 @@ class ScoringEngine(TrainableEngine, Protocol):
 
     There is a list for each of the engine's parts (servers, devices), by name.
     """
-
-
-@runtime_checkable
-class LoadingEngine(TrainableEngine, Protocol):
-  """A trainable engine that also takes weights from a folder."""
-
-  def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Samples with a folder's weights from now on; it stays until the next."""
 
 
 # Returns why log-probabilities are not those of an engine's weights, or "".

@@ -5,7 +5,6 @@ Imports JAX: import it after `jax_setup.configure`.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -180,7 +179,7 @@ class Decoder:
       self._gathered,
       kv_store.Turns(
         self.table,
-        window=tokens[:, None],
+        last=tokens,
         starts=np.full(rows, context, np.int32),
         limits=np.full(rows, self.steps, np.int32),
         addresses=np.zeros((rows, 5), np.uint32),
@@ -281,19 +280,15 @@ class TrainStep:
     jax.block_until_ready(self.learner.state)
 
 
-def measure_step(
-  ours: TrainStep, steps: int, *, profile: str | None = None
-) -> dict[str, Any]:
+def measure_step(ours: TrainStep, steps: int) -> dict[str, Any]:
   """Times steps; returns numbers and the physical limits to compare with.
 
   Args:
     ours: the step; a first one, which compiles, is timed by itself.
     steps: number of the others.
-    profile: folder of a profiler trace of them.
   """
   first = harness.seconds(ours)
-  with jax.profiler.trace(profile) if profile else contextlib.nullcontext():
-    seconds = [harness.seconds(ours) for _ in range(steps)]
+  seconds = [harness.seconds(ours) for _ in range(steps)]
   learner, a = ours.learner, ours.learner.architecture
   work = throughput.count(ours.packed, a)
   devices = learner.placement.trainer.devices.flat

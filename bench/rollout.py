@@ -166,6 +166,7 @@ def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   jax_setup.configure(threads=f.threads, cache=".jax_cache")
   from anysearch_jax.launch import parts
+  from anysearch_jax.methods import systems
   from anysearch_jax.policy import hf
   from anysearch_jax.rollout import driver
   from anysearch_jax.rollout.jax_engine import engine as engine_lib
@@ -198,10 +199,12 @@ def main(argv: Sequence[str]) -> None:
     torch.set_num_threads(f.threads or torch.get_num_threads())
     synchronous["c"] = TorchEngine(config.policy, policy.tokenizer)
   if f.sglang:
-    from anysearch_jax.rollout.sglang import engine as sglang
+    from anysearch_jax.rollout.servers import engine as servers_engine
+    from anysearch_jax.rollout.servers import sglang
 
-    engines["d"] = sglang.SglangEngine(
+    engines["d"] = servers_engine.ServersEngine(
       policy,
+      dialect=sglang.SglangServer,
       config=config_lib.SglangConfig(urls=(f.sglang,)),
       sampling=config.sampling,
       dtype="float32",
@@ -219,7 +222,11 @@ def main(argv: Sequence[str]) -> None:
       lambda: policies.play(
         questions,
         driver.EpisodeParts(
-          engine, retriever, config.episode, policy.tokenizer
+          engine,
+          retriever,
+          config.episode,
+          policy.tokenizer,
+          systems.of_episode(config.episode),
         ),
         group=config.group,
         rollout=rollout,

@@ -1,7 +1,7 @@
 """Every compared system, with presets SYSTEM[:backbone[:original]].
 
     python -m launch.train --config=configs/methods.py:search_r1
-    python -m launch.train --config=configs/methods.py:otc:qwen2_5_7b
+    python -m launch.train --config=configs/methods.py:zerosearch:qwen2_5_7b
     python -m launch.evaluate --config=configs/methods.py:bats \
         --policy=configs/graded_world_policy --budgets=0..8 --output=runs/bats
 
@@ -16,7 +16,7 @@ recipes. With it, a system is trained as its authors published it:
 docs/fidelity.md names the line of the original for each number, and what a
 recipe does not set is that of the backbone.
 
-Search-o1, BATS and BAVT are not trained. StepSearch's questions need evidence
+Search-o1 and BATS are not trained. StepSearch's questions need evidence
 (docs/data.md), which those of the generated world have, and prepared ones of
 MuSiQue, HotpotQA and 2WikiMultihopQA (launch.prepare_data --evidence).
 """
@@ -39,7 +39,7 @@ _CRITIC_CLIP = 0.5
 # The learning rate of Search-R1's critic, in units of the policy's.
 _CRITIC_RATE = 10.0
 # By group of the configuration, the values of some settings.
-_Settings = Mapping[str, Mapping[str, Any]]
+Settings = Mapping[str, Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +52,12 @@ class Recipe:
     group: trajectories of a question.
     updates: optimizer steps on a rollout.
     searches: searches that a trajectory may make.
-    rate: the learning rate.
-    warmup: share of the steps over which the rate rises.
-    critic: learning rate of the critic, and share of the steps over which it
-      rises; None: no critic.
+    learning_rate: of the policy.
+    warmup: share of the steps over which it rises.
+    critic_rate: learning rate of the critic; None: no critic.
+    critic_warmup: share of the steps over which that rises.
     turn: limit on the tokens of a turn; 0: none.
+    options: of `method.options`, besides those that the system's training sets.
     settings: what differs from verl's.
   """
 
@@ -65,128 +66,110 @@ class Recipe:
   group: int
   updates: int
   searches: int
-  rate: float
+  learning_rate: float
   warmup: float = 0.0
-  critic: tuple[float, float] | None = None
+  critic_rate: float | None = None
+  critic_warmup: float = 0.0
   turn: int = 0
-  settings: _Settings = dataclasses.field(default_factory=dict)
+  options: tuple[str, ...] = ()
+  settings: Settings = dataclasses.field(default_factory=dict)
 
 
-_SEARCH_R1_PPO = Recipe(
-  1005, 512, 1, 2, 4, 1e-6, 0.285, critic=(1e-5, 0.015), turn=500
-)
-# Of AnySearch and of untrained systems, the settings alone.
-_RECIPES: dict[str, Recipe | _Settings] = {
+# By system. Of AnySearch and of untrained systems, the settings alone. The
+# number after a value is its line in the authors' code.
+_RECIPES: dict[str, Recipe | Settings] = {
+  # xwsun01/AnySearch at 3d6d276; lines without a file are those of
+  # examples/anysearch/scripts/run_train.sh.
   # The run, where it differs from the paper's text: the environment has its
   # turn rules.
   "anysearch": {
     "objective": {
-      "deviation": "sample",
-      "kl_estimator": "low_var_kl",
-      "importance_cap": 0.0,
+      "deviation": "sample",  # slime/ray/rollout.py:730
+      "kl_estimator": "low_var_kl",  # :131
+      "importance_cap": 0.0,  # slime/utils/arguments.py:776
     },
-    "episode": {"prompts": "anysearch"},
+    "episode": {
+      # _ACTION_PATTERN in examples/anysearch/slime_ext/rollout.py
+      "prompts": "anysearch",
+    },
   },
-  "search_r1": Recipe(1005, 512, 5, 10, 4, 1e-6, 0.285, turn=500),
-  "search_r1_ppo": _SEARCH_R1_PPO,
-  # Its README trains by Search-R1's PPO.
-  "hiprag": dataclasses.replace(
-    _SEARCH_R1_PPO, settings={"method": {"hiprag": {"by_search": True}}}
+  # PeterGriffinJin/Search-R1 at a14dc3a; lines without a file are those of
+  # scripts/nq_hotpotqa/v0.2/train_grpo.sh.
+  "search_r1": Recipe(
+    rollouts=1005,  # :73
+    questions=512,  # :31
+    group=5,  # :59
+    updates=10,  # :45
+    searches=4,  # :76
+    learning_rate=1e-06,  # :42
+    warmup=0.285,  # :43
+    turn=500,  # :34
   ),
+  # PeterGriffinJin/Search-R1 at a14dc3a; lines without a file are those of
+  # scripts/nq_hotpotqa/v0.2/train_ppo.sh.
+  "search_r1_ppo": Recipe(
+    rollouts=1005,  # :82
+    questions=512,  # :31
+    group=1,  # :55
+    updates=2,  # :44
+    searches=4,  # :85
+    learning_rate=1e-06,  # :40
+    warmup=0.285,  # :43
+    critic_rate=1e-05,  # :59
+    critic_warmup=0.015,  # :61
+    turn=500,  # :34
+  ),
+  # Zillwang/StepSearch at 43215ba; lines without a file are those of train.sh.
   "stepsearch": Recipe(
-    1120, 128, 1, 4, 5, 5e-7, 0.285, critic=(5e-7, 0.05), turn=800
+    rollouts=1120,  # :69
+    questions=128,  # :19
+    group=1,  # :43
+    updates=4,  # :32
+    searches=5,  # :78
+    learning_rate=5e-07,  # :28
+    warmup=0.285,  # :31
+    critic_rate=5e-07,  # :46
+    critic_warmup=0.05,  # :48
+    turn=800,  # :22
   ),
-  "autosearch": _SEARCH_R1_PPO,
+  # Alibaba-NLP/ZeroSearch at 2d4cdca; lines without a file are those of
+  # train_grpo.sh.
   # The simulator writes five documents. The mini-batches of 256 trajectories
   # are one of 256 and one of 64.
   "zerosearch": Recipe(
-    203, 64, 5, 2, 5, 1e-6, 0.95, turn=500, settings={"episode": {"top_k": 5}}
-  ),
-  # Its script runs two epochs; the repository does not say of how many
-  # questions.
-  "ikea": Recipe(
-    *(100, 256, 16, 16, 3, 1e-7, 0.75),
-    turn=500,
-    settings={"episode": {"prompts": "ikea"}},
-  ),
-  # Two epochs of MuSiQue's 19,938 training questions. Its loop sets no number
-  # of searches; the comparison's budgets end at 8. A step has all 1,280
-  # trajectories.
-  "research": Recipe(
-    *(155, 256, 5, 1, 8, 1e-6),
+    rollouts=203,  # README.md:121
+    questions=64,  # :26
+    group=5,  # :54
+    updates=2,  # :40
+    searches=5,  # README.md:121
+    learning_rate=1e-06,  # :37
+    warmup=0.95,  # :38
+    turn=500,  # :29
     settings={
-      "episode": {"top_k": 5, "max_generated": 8192},
-      "batch": {"max_micro_batches": 1024},
-    },
-  ),
-  "autorefine": Recipe(300, 256, 5, 5, 5, 1e-6, turn=512),
-  # Two epochs on each rollout.
-  "mt_grpo": Recipe(
-    *(150, 16, 21, 2, 1, 1e-6),
-    settings={
-      "curriculum": {"epochs": 2},
-      "objective": {
-        "kl_coefficient": 0.0,
-        "kl_estimator": "k3",
-        "entropy_coefficient": 0.0,
-        "advantage_epsilon": 1e-4,
+      "episode": {
+        "top_k": 5,  # README.md:121
       },
-      "optimizer": {
-        **{"b2": 0.99, "max_grad_norm": 0.1, "warmup_steps": 20},
-        **{"weight_decay": 0.0, "decayed": "matrices"},
-      },
-      "episode": {"top_k": 1},
     },
   ),
-  # REINFORCE++ with the group's mean as baseline. Qwen is trained in stage 2
-  # alone: 8,148 questions, each asked once.
-  "r1_searcher": Recipe(
-    *(127, 64, 16, 4, 8, 2e-6),
-    turn=512,
-    settings={
-      "method": {"r1_searcher": {"stage_one": 0.0}},
-      "objective": {
-        "kl_coefficient": 0.0,
-        "kl_estimator": "k3",
-        "deviation": "population",
-        "entropy_coefficient": 0.0,
-        "normalize": "batch",
-        "reduction": "sequence-mean",
-      },
-      "optimizer": {"b2": 0.95, "weight_decay": 0.0, "decayed": "matrices"},
-    },
-  ),
-  # Its script runs five epochs; the repository does not say of how many
-  # questions. A step has all 1,280 trajectories.
-  "ssrl": Recipe(
-    *(200, 256, 5, 1, 3, 1e-6, 0.02),
-    settings={
-      "objective": {"entropy_coefficient": 0.0},
-      "batch": {"max_micro_batches": 1024},
-    },
-  ),
-  # One epoch of 169,615 questions. A step has all 4,096 trajectories.
-  "saas": Recipe(
-    *(331, 512, 8, 1, 5, 1e-6, 0.285),
-    settings={
-      "objective": {
-        "clip_high": 0.28,
-        "entropy_coefficient": 0.0,
-        "reduction": "sequence-mean",
-      },
-      "optimizer": {"b2": 0.98, "decayed": "matrices"},
-      "batch": {"max_micro_batches": 2048},
-      "method": {"saas": {"formed": 0.1, "repeated": 0.1}},
-      "episode": {"max_turn": 512},
-    },
-  ),
+  # sunnynexus/Search-o1 at 6ced48f.
   # The sampling and the number of documents of its script.
   "search_o1": {
-    "sampling": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
-    "episode": {"top_k": 10},
+    "sampling": {
+      "temperature": 0.7,  # scripts/run_search_o1.py:127
+      "top_p": 0.8,  # scripts/run_search_o1.py:134
+      "top_k": 20,  # scripts/run_search_o1.py:141
+    },
+    "episode": {
+      "top_k": 10,  # scripts/run_search_o1.py:204
+    },
   },
+  # No code is public.
   # The paper's tracker gives numbers and no advice.
-  "bats": {"episode": {"prompts": "bats_numbers"}},
+  "bats": {
+    "episode": {
+      "prompts": "bats_numbers",  # the paper, appendix on prompts
+    },
+  },
 }
 
 
@@ -194,23 +177,57 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
   # Imported late, because it imports JAX and importing configs must not.
   from anysearch_jax.methods import systems
 
+  config = of_preset(
+    preset,
+    {**{name: name for name in systems.METHODS}, "search_r1_ppo": "search_r1"},
+    _RECIPES,
+    file="configs/methods.py",
+  )
+  if preset.startswith("search_r1_ppo") and not preset.endswith(_ORIGINAL):
+    rate = round(_CRITIC_RATE * config.optimizer.learning_rate, 12)
+    return config_lib.changed(
+      config, objective={"advantage": "gae"}, critic={"learning_rate": rate}
+    )
+  return config
+
+
+def of_preset(
+  preset: str,
+  known: Mapping[str, str],
+  recipes: Mapping[str, Recipe | Settings],
+  *,
+  file: str,
+) -> config_lib.ExperimentConfig:
+  """Returns the configuration of a system, on a backbone or in the world.
+
+  Args:
+    preset: SYSTEM[:backbone[:original]].
+    known: the value of `method.name` of each system.
+    recipes: the published ones, by system; some systems have none.
+    file: whose presets these are, for sentences.
+
+  Raises:
+    ValueError: there is no such system, backbone or recipe.
+  """
+  from anysearch_jax.methods import systems
+
   name, _, setup = preset.partition(":")
-  known = (*systems.METHODS, "search_r1_ppo")
   if name not in known:
     raise ValueError(
-      f"configs/methods.py: found preset {preset!r}, expected a system, one of "
-      f"{', '.join(known)}, as in configs/methods.py:search_r1."
+      f"{file}: found preset {preset!r}, expected a system, one of "
+      f"{', '.join(known)}, as in {file}:{next(iter(known))}."
     )
   backbone, _, recipe = setup.partition(":")
-  recipes = ("", _ORIGINAL) if backbone else ("",)
-  if backbone not in ("", *BACKBONES) or recipe not in recipes:
+  endings = ("", _ORIGINAL) if backbone else ("",)
+  if backbone not in ("", *BACKBONES) or recipe not in endings:
     raise ValueError(
       f"{name}: found preset {setup!r}, expected one of "
       f"{', '.join(BACKBONES)}, with or without :{_ORIGINAL}, or none for the "
-      f"generated world; on another configuration write --method={name}, as in "
-      f"--config=configs/one_gpu.py:qwen3_1_7b-24 --method={name}."
+      f"generated world; on another configuration write --method={known[name]}"
+      f", as in --config=configs/one_gpu.py:qwen3_1_7b-24 "
+      f"--method={known[name]}."
     )
-  if recipe and name not in _RECIPES:
+  if recipe and name not in recipes:
     raise ValueError(
       f"{name}: found preset {setup!r}, but its authors published no recipe "
       "of their own (docs/fidelity.md); expected the backbone alone."
@@ -220,20 +237,13 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
     dataclasses.replace(
       base, name="-".join(filter(None, (name, backbone, recipe)))
     ),
-    name.removesuffix("_ppo"),
+    known[name],
   )
-  if recipe:
-    return _original(config, _RECIPES[name])
-  if name == "search_r1_ppo":
-    rate = round(_CRITIC_RATE * config.optimizer.learning_rate, 12)
-    return config_lib.changed(
-      config, objective={"advantage": "gae"}, critic={"learning_rate": rate}
-    )
-  return config
+  return _original(config, recipes[name]) if recipe else config
 
 
 def _original(
-  config: config_lib.ExperimentConfig, recipe: Recipe | _Settings
+  config: config_lib.ExperimentConfig, recipe: Recipe | Settings
 ) -> config_lib.ExperimentConfig:
   """Returns the original recipe of a system on a backbone.
 
@@ -254,10 +264,10 @@ def _original(
       steps_per_rollout=recipe.updates,
     ),
     objective=config_lib.ObjectiveConfig(
-      advantage="gae" if recipe.critic else "group",
-      kl_coefficient=0.0 if recipe.critic else _KL,
-      kl_estimator="k3" if recipe.critic else "low_var_kl",
-      deviation="population" if recipe.critic else "sample",
+      advantage="gae" if recipe.critic_rate else "group",
+      kl_coefficient=0.0 if recipe.critic_rate else _KL,
+      kl_estimator="k3" if recipe.critic_rate else "low_var_kl",
+      deviation="population" if recipe.critic_rate else "sample",
       clip_low=0.2,
       clip_high=0.2,
       reduction="token-mean",
@@ -267,7 +277,7 @@ def _original(
       old_logp="trainer",
     ),
     optimizer=config_lib.OptimizerConfig(
-      learning_rate=recipe.rate,
+      learning_rate=recipe.learning_rate,
       b2=0.999,
       decayed="all",
       warmup_steps=int(recipe.warmup * steps),
@@ -275,13 +285,14 @@ def _original(
     pipeline=config_lib.PipelineConfig(async_level=0),
     episode=dataclasses.replace(config.episode, max_turn=recipe.turn),
   )
-  if recipe.critic:
-    rate, warmup = recipe.critic
+  if recipe.critic_rate:
     critic = config_lib.CriticConfig(
-      learning_rate=rate,
-      warmup_steps=int(warmup * steps),
+      learning_rate=recipe.critic_rate,
+      warmup_steps=int(recipe.critic_warmup * steps),
       value_clip=_CRITIC_CLIP,
       reward_kl=_KL,
     )
     made = dataclasses.replace(made, critic=critic)
+  options = (*config.method.options, *recipe.options)
+  made = config_lib.changed(made, method={"options": options})
   return config_lib.changed(made, **recipe.settings)

@@ -79,7 +79,7 @@ def experiment(
     episode=config_lib.EpisodeConfig(max_context=8192),
     engine=_engine(kv_tokens.four, prefill_lanes=128),
     # Rows of 12,288 tokens pack 512 episodes of 1,000 to 4,200 tokens on
-    # average with 1.5 % of padding (4.4 % at worst); of 8,192, 3.6 % (12 %).
+    # average with 2.6 % of padding (5.4 % at worst).
     batch=config_lib.BatchConfig(
       row_lengths=(12288,),
       micro_batch_tokens=24576,

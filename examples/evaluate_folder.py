@@ -56,12 +56,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   ]
   policy = aj.load_policy(args.folder, dtype=config.compute_dtype)
   engine = aj.make_engine(policy, config, seed=0)
+  env = aj.environment_of(config.episode)
   # Refuses a folder with the episodes of another evaluation.
   asked = {name: str(value) for name, value in vars(args).items()}
   aj.claim_folder(args.output, {"evaluation.json": asked})
   summary = aj.evaluate(
     config.evaluation,
-    aj.Playing(config.episode, config.engine.slots),
+    aj.Playing(config.episode, env, config.engine.slots),
     player=aj.Player(engine, policy.tokenizer),
     questions=questions,
     retriever=aj.LexicalRetriever({"": passages}),

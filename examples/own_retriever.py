@@ -54,16 +54,16 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--questions", type=int, default=50)
   count = parser.parse_args(argv).questions
   config = quickstart.get_config()
+  env = aj.environment_of(config.episode)
   evaluation = dataclasses.replace(config.evaluation, budgets=(0, 3))
   policy, world = aj.load_policy(ROOT / config.policy), aj.World()
   for retriever in (WordOverlap(world.corpus), best(config)):
     with tempfile.TemporaryDirectory() as folder:
+      engine = aj.make_engine(policy, config, seed=0)
       summary = aj.evaluate(
         evaluation,
-        aj.Playing(config.episode, config.engine.slots),
-        player=aj.Player(
-          aj.make_engine(policy, config, seed=0), policy.tokenizer
-        ),
+        aj.Playing(config.episode, env, config.engine.slots),
+        player=aj.Player(engine, policy.tokenizer),
         questions=world.questions("held-out", count, seed=0),
         retriever=retriever,
         folder=pathlib.Path(folder),

@@ -50,13 +50,14 @@ def play(
   and searches or answers, and the environment shows what the search found. It
   shows the remaining budget before each turn if the scaffold is on.
   """
+  env = aj.environment_of(config.episode)
   played = aj.run(
     aj.run_groups(
       [
         aj.Assignment(i, question, int(budget), bool(assigned.scaffold))
         for i, (question, budget) in enumerate(zip(questions, assigned.budgets))
       ],
-      aj.EpisodeParts(engine, retriever, config.episode, codec),
+      aj.EpisodeParts(engine, retriever, config.episode, codec, env),
       group=config.group,
       rollout=rollout,  # Every random draw is addressed by it.
       max_concurrency=config.engine.slots,
@@ -69,7 +70,7 @@ def play(
 
 def score(groups: Sequence[aj.Group], config: aj.ExperimentConfig) -> Scored:
   """Judges each trajectory, and compares it with the others of its group."""
-  env = aj.get_environment(config.episode.prompts)
+  env = aj.environment_of(config.episode)
   verdicts = [[env.judge(t) for t in group.trajectories] for group in groups]
   em = np.array([[v.em for v in row] for row in verdicts])
   searches = np.array([[t.searches for t in g.trajectories] for g in groups])
@@ -219,9 +220,10 @@ def main(argv: Sequence[str] | None = None) -> None:
   args.output.mkdir(parents=True)
   aj.save_policy(args.output / "policy", trained)
   engine = aj.make_engine(trained, config, seed=0)
+  env = aj.environment_of(config.episode)
   summary = aj.evaluate(
     config.evaluation,
-    aj.Playing(config.episode, config.engine.slots),
+    aj.Playing(config.episode, env, config.engine.slots),
     player=aj.Player(engine, trained.tokenizer),
     questions=world.questions("held-out", args.questions, seed=2024),
     retriever=retriever,

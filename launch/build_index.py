@@ -80,7 +80,8 @@ def define_flags() -> None:
     "vectors",
     [],
     "Of flat: the file of an IndexFlatIP, or its parts in their order, that "
-    "has the vectors of all passages; or Tevatron's, as 'corpus.shard*.pkl'.",
+    "has the vectors of all passages (research/tevatron_vectors.py writes one "
+    "from Tevatron's pickles).",
   )
   flags.DEFINE_string(
     "language",

@@ -12,9 +12,9 @@ must share the run folder (a shared file system) and each needs the policy.
 
 An error that all processes find ends all of them with the same message. A
 process that fails anywhere else exits at once, without waiting for the others.
-These end too, and the same command resumes: with 75 and a sentence where a
-collective fails, and after `--heartbeat` seconds by JAX itself, whose last lines
-name the process, with SIGABRT (134 in a shell).
+The others end too, and the same command resumes: with 75 and a sentence where a
+collective fails, and after `--heartbeat` seconds by JAX itself, whose last
+lines name the process, with SIGABRT (134 in a shell).
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 from packaging import requirements
@@ -29,8 +29,16 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.host import platforms
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import jax_setup, shipped
+from anysearch_jax.launch.findings import (
+  PROBLEM,
+  WARNING,
+  Finding,
+  Look,
+  ok,
+  problem,
+  warning,
+)
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _START = "import jax; jax.devices()"
 _LONGEST = 300  # Characters of an error.
 # By platform, the extras that make JAX compute on it.
@@ -111,20 +119,6 @@ def examine(
     yield from look(name, check)
 
 
-class Finding(NamedTuple):
-  """The result of a check; `todo` says what to do about it."""
-
-  level: str
-  found: str
-  todo: str = ""
-
-
-ok = functools.partial(Finding, OK)
-warning = functools.partial(Finding, WARNING)
-problem = functools.partial(Finding, PROBLEM)  # Prevents a run.
-Look = Callable[[], Finding | Iterable[Finding]]
-
-
 def run(look: Look, *, deadline: float) -> list[Finding]:
   """Returns what a check finds; a timeout or an exception is a problem too.
 
@@ -160,15 +154,6 @@ def lines(name: str, findings: Iterable[Finding]) -> Iterator[str]:
     yield f"{finding.level:<8} {name:<11} {said}"
     if finding.todo:
       yield f"{'':<21}{finding.todo}"
-
-
-def size(count: float) -> str:
-  """Formats a number of bytes for people, as "1.5 GB"."""
-  for unit in ("B", "KB", "MB"):
-    if count < 1000:
-      return f"{count:.3g} {unit}"
-    count /= 1000
-  return f"{count:,.1f} GB"
 
 
 def python() -> Finding:
@@ -299,8 +284,5 @@ def _wanted(path: pathlib.Path) -> list[str]:
 
 
 if __name__ == "__main__":
-  # The checks make findings of this module by its name, not of `__main__`.
-  from anysearch_jax.launch import doctor
-
-  doctor.define_flags()
-  launch_flags.run(doctor.main)
+  define_flags()
+  launch_flags.run(main)

@@ -127,6 +127,7 @@ def _play(
 ) -> None:
   """Plays the remaining episodes and prints a summary of all."""
   from anysearch_jax.evaluation import harness
+  from anysearch_jax.methods import systems
 
   e = config.evaluation
   total = (len(e.budgets) + len(e.pairs)) * len(e.seeds) * len(questions)
@@ -138,7 +139,10 @@ def _play(
     summary = harness.evaluate(
       e,
       harness.Playing(
-        config.episode, config.engine.slots, config.watch.quiet_seconds
+        config.episode,
+        systems.of_episode(config.episode),
+        config.engine.slots,
+        config.watch.quiet_seconds,
       ),
       player=player,
       questions=questions,

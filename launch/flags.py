@@ -11,7 +11,6 @@ dataclass field.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import difflib
@@ -332,7 +331,9 @@ def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
   elif rest:
     raise ValueError(f"--{path}: {key!r} is a value and has no keys.")
   else:
-    value = config_settings.typed(hints[key], _literal(hints[key], text), path)
+    value = config_settings.typed(
+      hints[key], config_settings.literal(hints[key], text), path
+    )
   return dataclasses.replace(node, **{key: value})
 
 
@@ -343,23 +344,6 @@ def _meant(name: str, value: str) -> str:
   ends = {path.rpartition(".")[2]: path for path in paths}
   near = difflib.get_close_matches(_OTHERS.get(name, name), ends, 1, 0.7)
   return f" Did you mean --config.{ends[near[0]]}={value}?" if near else ""
-
-
-def _literal(hint: Any, text: str) -> Any:
-  """Parses `text` as a Python literal if the type is not a string."""
-  if hint is str:
-    return text
-  if typing.get_args(hint)[:1] == (str,) and not text.startswith(("(", "[")):
-    return tuple(filter(None, text.split(",")))
-  try:
-    value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-  except (ValueError, SyntaxError):
-    return text
-  return (
-    value
-    if typing.get_origin(hint) is not tuple or isinstance(value, tuple | list)
-    else (value,)
-  )
 
 
 def _parse_argv(argv: Sequence[str]) -> list[str]:

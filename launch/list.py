@@ -1,4 +1,4 @@
-"""Lists systems, environments, retrievers and settings.
+"""Lists systems, plug-ins, environments, retrievers and settings.
 
 anysearch list              # all but the settings
 anysearch list settings     # every one: default, range, kind, meaning
@@ -13,7 +13,7 @@ from absl import app
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.launch import parts
+from anysearch_jax.launch import parts, shipped
 
 CONFIG = config_lib.ExperimentConfig()
 # Flags that set more than the setting, or less of it.
@@ -31,6 +31,7 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> None:
   sections = {
     "systems": _systems,
+    "plug-ins": _plug_ins,
     "environments": _environments,
     "retrievers": lambda: [
       each.sentence
@@ -65,6 +66,14 @@ def _systems() -> Iterator[str]:
   for name, system in systems.METHODS.items():
     kind = "trained" if system.reward else "not trained"
     yield f"{name:20}{kind}; prompts {', '.join(system.environments)}"
+
+
+def _plug_ins() -> Iterator[str]:
+  """Yields what `--method` takes of the files of a checkout."""
+  for folder in ("examples", "research/methods"):
+    for path in sorted((shipped.ROOT / folder).glob("*.py")):
+      if "\nMETHOD = " in path.read_text("utf-8"):
+        yield f"--method={folder}/{path.name}:METHOD"
 
 
 def _environments() -> Iterator[str]:

@@ -42,7 +42,7 @@ from anysearch_jax.launch import (
   supervisor,
 )
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.rollout.sglang import adapters
+from anysearch_jax.rollout.servers import sglang
 
 SERVER = (
   "env HOST={host} PYTHON={python} TP={tp} STATIC={memory} "
@@ -158,6 +158,7 @@ def roles_of(
   config: config_lib.ExperimentConfig,
   words: Sequence[str],
   *,
+  output: pathlib.Path,
   python: Sequence[str],
   servers: Servers | None,
   training: int,
@@ -168,6 +169,8 @@ def roles_of(
   Args:
     config: as resolved, before the overrides added here.
     words: the flags of a trainer, which make `config`.
+    output: the run's folder; servers read their weights there if
+      `sglang.weights` names no other folder that all nodes see.
     python: the words that start Python on a node.
     servers: of each node that samples; None: the trainers sample themselves.
     training: the number of nodes that train.
@@ -200,6 +203,7 @@ def roles_of(
     overrides |= {
       "engine.kind": "sglang",
       "sglang.urls": "${urls}",
+      "sglang.weights": config.sglang.weights or str(output / "weights"),
       "sglang.wait": str(max(config.sglang.wait, _STARTED)),
       "sglang.api_key_variable": cluster.SGLANG_KEY,
       "mesh.trainer": "()",
@@ -333,7 +337,7 @@ def _server(
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
-    command += adapters.flags(
+    command += sglang.adapter_flags(
       config.lora.rank,
       config.lora.targets,
       async_level=config.pipeline.async_level,
@@ -447,6 +451,7 @@ def main(argv: Sequence[str]) -> int:
     roles = roles_of(
       config,
       words,
+      output=output,
       python=_PYTHONS.get(f.target) or shipped.python(),
       servers=servers,
       training=training,
@@ -461,6 +466,8 @@ def main(argv: Sequence[str]) -> int:
     )
     cluster.write(config, roles, training=training, output=output)
     return 0
+  if f.nodes > 1:
+    raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
   trainer = [*shipped.python(), "-m", _TRAINER, *words]
   services, main_part = parts_of(
     config, trainer, servers=servers, retriever_port=f.retriever_port

@@ -143,7 +143,7 @@ def provenance(
 ) -> dict[str, typing.Any]:
   """Returns the inputs of a run with their hashes, and package versions.
 
-  `retriever` is one, or the identity of a controller's.
+  `retriever` is None in a process that samples nothing.
   """
   asked = {"source": config.data.source, "split": config.data.split}
   packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
@@ -152,8 +152,8 @@ def provenance(
     "questions": asked | hashed(questions),
     "evidence": _evidence(config.method.name, questions),
     "world": world(config.data),
-    "retriever": retriever
-    if isinstance(retriever, dict)
+    "retriever": None
+    if retriever is None
     else retriever.identity(sorted({q.corpus for q in questions})),
     "own": own(config),
     "prompts": prompts(config.episode),
@@ -228,7 +228,7 @@ def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
 OWN = {
   "method.name": "a system, anysearch_jax.Method(...)",
   "reward.function": "a function (outcomes, config)",
-  "episode.control": "a rule that steers, anysearch_jax.control.Rule(...)",
+  "episode.prompts": "a system, anysearch_jax.Method(...)",
   "method.judge": "a function (trajectory), which returns a system's measures",
   "retrieval.kind": "a function (config), which returns a retriever",
   "search.tools": "a function (config), which returns a tool's retriever",
@@ -248,6 +248,10 @@ def own(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
       else {setting: value}
     )
     for key, name in names.items():
+      name, _, environment = name.partition("#")
+      # An environment of the run's own system is in its file.
+      if environment and name == config.method.name:
+        continue
       if plugins.is_name(name):
         loaded = plugins.load(
           name, setting=key, expected=OWN[setting], fits=lambda _: True

@@ -199,9 +199,9 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
       "(--config.policy=FOLDER)."
     )
   if config.engine.kind == "sglang":
-    from anysearch_jax.rollout.sglang import server as sglang_server
+    from anysearch_jax.rollout.servers import server as server_lib
 
-    sglang_server.read_key(config.sglang)
+    server_lib.read_key(config.sglang)
   return hf.describe(config.policy)
 
 
@@ -250,10 +250,13 @@ def check(
     if config.engine.kind != "sglang":
       jax_setup.refuse_cpu(a, allow=allow_cpu)
     placement.check_playing(a, config)
+  from anysearch_jax.methods import systems
+
   validation.check_prompts(
     questions,
     codec,
     config=config.episode,
+    environment=systems.of_episode(config.episode),
     max_budget=config.curriculum.max_budget,
   )
 

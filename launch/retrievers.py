@@ -316,7 +316,7 @@ def _opened(c: config_lib.RetrievalConfig) -> Any:
     case "http":
       from anysearch_jax.retrieval import http_retriever
 
-      return http_retriever.ShardedRetriever(
+      return http_retriever.HttpRetriever(
         c.url, token_variable=c.key_variable, patience=_patience(c, 4)
       )
     case "web":
@@ -468,8 +468,7 @@ def _wrong(
 
 def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   """Checks that a configuration, which a run stores, has no keys in it."""
-  # Several addresses are shards and their replicas.
-  urls = [("url", url.strip()) for url in re.split(r"[,|]", c.url) if c.url]
+  urls = [("url", c.url)] if c.url else []
   models = [("simulated", c.simulated), ("refined", c.refined)]
   urls += [model for model in models if _is_url(model[1])]
   variables = [

@@ -29,8 +29,15 @@ from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, run_lock, turns
-from anysearch_jax.launch import doctor, jax_setup, parts, policies, retrievers
-from anysearch_jax.launch.doctor import Finding, ok, problem, size, warning
+from anysearch_jax.launch import jax_setup, parts, policies, retrievers
+from anysearch_jax.launch.findings import (
+  Finding,
+  Look,
+  ok,
+  problem,
+  size,
+  warning,
+)
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
@@ -40,8 +47,10 @@ from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.retrieval import recording
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import kv_memory, turn
-from anysearch_jax.rollout.sglang import membership
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import fleet as fleet_lib
+from anysearch_jax.rollout.servers import server as server_lib
+from anysearch_jax.rollout.servers import sglang
+from anysearch_jax.rollout.servers import weights as weights_lib
 from anysearch_jax.training import placement, validation
 
 _QUERIES = 10
@@ -67,7 +76,7 @@ class Checks:
   processes: int = 1
   ask_web: bool = False
 
-  def all(self) -> Iterator[tuple[str, doctor.Look]]:
+  def all(self) -> Iterator[tuple[str, Look]]:
     """Yields the checks by name; each before the next one is asked for."""
     served = self.config.engine.kind == "sglang"
     yield "config", self.configuration
@@ -191,7 +200,7 @@ class Checks:
     """Checks the space for the weights that SGLang servers read."""
     c = self.config.sglang
     takes = footprint(self._policy[0], self.config).handed
-    where = _nearest(sglang_server.folder(c.weights, c.urls))
+    where = _nearest(weights_lib.folder(c.weights, c.urls))
     free = shutil.disk_usage(where).free
     said = f"{where}: weights take {size(takes)}; {size(free)} free"
     if takes > free:
@@ -275,22 +284,23 @@ class Checks:
 
   def servers(self) -> Iterator[Finding]:
     """Checks the SGLang servers' health, context and weights."""
-    c, asked = self.config.sglang, list[sglang_server.Server]()
-    client, make = sglang_server.connect(c, Counter())
+    c = self.config.sglang
+    client, make = server_lib.connect(sglang.SglangServer, c, Counter())
     try:
       urls: Sequence[str] = c.urls
       if c.gateway:
-        asked.append(make(c.gateway))
-        urls = loop.run(membership.workers(asked[0]))
+        urls = loop.run(fleet_lib.listed_workers(make(c.gateway)))
         if not urls:
           yield problem(f"{c.gateway} lists no SGLang server", "add one.")
       for url in urls:
-        asked.append(make(url))
-        yield loop.run(_server(asked[-1], self.config.episode.max_context))
+        yield loop.run(_server(make(url), self.config.episode.max_context))
+      if c.router:
+        loop.run(make(c.router).healthy())
+        yield ok(f"{c.router}: the router of turns answers")
     except types.EngineError as error:
       yield problem(str(error))
     finally:
-      loop.run(sglang_server.close(client, asked))
+      loop.run(server_lib.close(client))
 
 
 def accelerated(a: architecture_lib.Architecture) -> Finding:
@@ -324,7 +334,7 @@ def device_memory() -> int | None:
   return min((limit for limit in limits if limit), default=None)
 
 
-async def _server(server: sglang_server.Server, max_context: int) -> Finding:
+async def _server(server: server_lib.Server, max_context: int) -> Finding:
   start = time.monotonic()
   try:
     await server.healthy()
@@ -475,7 +485,7 @@ def _prompt(
     _QUESTION,
     budget=config.curriculum.max_budget,
     scaffold=True,
-    config=config.episode,
+    environment=systems.of_episode(config.episode),
     codec=codec,
   )
   room = config.episode.max_context - len(ids)

@@ -70,12 +70,6 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "encoder", None, "The index's encoder, if it is not where it was."
   )
-  flags.DEFINE_string(
-    "shard",
-    None,
-    "I/N: serve the I-th of N parts of the index, from 0; clients name all "
-    "parts' addresses, separated by commas.",
-  )
   flags.DEFINE_bool("verify", False, "Read all of the index and its hashes.")
   flags.DEFINE_integer("port", 8000, "0: any free one.", 0, 65535)
   flags.DEFINE_string(
@@ -87,7 +81,6 @@ def define_flags() -> None:
     define: Any = {
       "int": flags.DEFINE_integer,
       "float": flags.DEFINE_float,
-      "str": flags.DEFINE_string,
     }[str(field.type)]
     define(field.name, field.default, field.metadata["help"])
   launch_flags.define_listening()
@@ -135,7 +128,7 @@ def _opened() -> Any:
   if bool(f.index) == bool(f.retriever):
     raise ValueError("expected either --index=FOLDER or --retriever=NAME.")
   if f.retriever:
-    for name in ("encoder", "shard", "verify"):
+    for name in ("encoder", "verify"):
       if f[name].value:
         raise ValueError(f"--{name}: found with --retriever, expected --index.")
     from anysearch_jax.launch import retrievers
@@ -148,7 +141,6 @@ def _opened() -> Any:
     encoder=f.encoder,
     devices=platforms.accelerators(),
     verify=f.verify,
-    part=opening.parse_part(f.shard) if f.shard is not None else None,
   )
 
 

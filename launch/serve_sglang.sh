@@ -68,8 +68,10 @@ if [ -n "${LORA:-}" ]; then  # One more slot is the base's own.
 fi
 
 if [ -n "${DELTAS:-}" ]; then  # It ends with the server.
+  package="$(dirname "$0")/.."  # Of an installed package, or of a checkout:
+  [ -d "$package/rollout" ] || package="$package/anysearch_jax"
   "${PYTHON:-.venv-sglang/bin/python}" \
-    "$(dirname "$0")/../anysearch_jax/rollout/sglang/delta.py" "$DELTAS" &
+    "$package/rollout/servers/delta.py" "$DELTAS" &
 fi
 
 # Log-probs are to be of what was sampled from: at the sampling temperature.

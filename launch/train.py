@@ -35,7 +35,6 @@ from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, plugins
 from anysearch_jax.launch import (
-  controller,
   distributed,
   jax_setup,
   parts,
@@ -67,7 +66,6 @@ _PASSES = 10
 def define_flags() -> None:
   launch_flags.define_training()
   distributed.define_flags()
-  controller.define_flags()
   flags.DEFINE_float(
     "grace",
     None,
@@ -76,7 +74,7 @@ def define_flags() -> None:
     0,
   )
   flags.DEFINE_bool(
-    "timeline", False, "Write timeline.json to the folder, for Perfetto."
+    "timeline", False, "Trace the run into the folder's profile/, for XProf."
   )
   flags.DEFINE_bool("dry_run", False, "Print resolved configuration and stop.")
 
@@ -85,9 +83,8 @@ def main(argv: Sequence[str]) -> None:
   if flags.FLAGS.output == "":
     raise app.UsageError("--output: found nothing, expected a folder.")
   config = launch_flags.read_config()
-  role = controller.check_flags()
   # Reads the values alone, so a wrong one is refused before JAX is imported.
-  validation.check(config, apart=role is not None)
+  validation.check(config)
   retrievers.validate(config.retrieval)
   if flags.FLAGS.dry_run:
     dry_run(config)
@@ -97,9 +94,6 @@ def main(argv: Sequence[str]) -> None:
       os.environ.setdefault(name, value)
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   folder = launch_flags.run_folder(config, flags.FLAGS.output)
-  if role == controller.CONTROLLER:
-    _control(config, folder)
-    return
   distributed.connect()
   saved = functools.partial(_saved, folder)
   with distributed.leaves_at_once(saved), contextlib.ExitStack() as held:
@@ -115,32 +109,6 @@ def _saved(folder: pathlib.Path) -> str:
   return "The same command begins anew: no rollout was saved yet."
 
 
-def _control(config: config_lib.ExperimentConfig, folder: pathlib.Path) -> None:
-  """Samples for trainers, and exits with a sentence if that fails."""
-  from anysearch_jax.rollout import searching
-  from anysearch_jax.training import messages
-
-  validation.validate(config, apart=True)
-  try:
-    with disk.translate_errors(folder):
-      questions, retriever, provenance = _begin(
-        config, role=controller.CONTROLLER
-      )
-      searcher = searching.BatchingRetriever(retriever, config.search)
-      finished = controller.run(
-        config,
-        folder,
-        questions=questions,
-        retriever=searcher,
-        provenance=provenance,
-      )
-  except messages.AwayError as error:
-    stopping.say(f"launch.train: {error}")
-    sys.exit(stopping.RESUME)
-  if not finished:
-    sys.exit(stopping.RESUME)
-
-
 def _main(
   config: config_lib.ExperimentConfig,
   folder: pathlib.Path,
@@ -148,7 +116,7 @@ def _main(
 ) -> None:
   """Trains, and exits with a sentence if that fails."""
   from anysearch_jax.host import processes
-  from anysearch_jax.training import checkpoint, health, messages
+  from anysearch_jax.training import checkpoint, health
 
   grace, trainer = flags.FLAGS.grace, None
   line = progress.Line(config.curriculum.rollouts, unit="rollout")
@@ -189,9 +157,6 @@ def _main(
       finished = trainer.run(tick, note)
   except disk.DiskError as error:
     sys.exit(f"launch.train: {error} {_saved(folder)}")
-  except messages.AwayError as error:
-    stopping.say(f"launch.train: {error} {_saved(folder)}")
-    sys.exit(stopping.RESUME)
   except (
     checkpoint.DamagedError,
     health.NotFiniteError,
@@ -230,20 +195,13 @@ def _trainer(
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import loop, trackers
 
-  client, known = None, None
-  if flags.FLAGS.role:
-    client = controller.client()
-    with line.telling(client.waits):
-      # In rounds, so that the others do not wait long in a collective.
-      while known is None:
-        known = processes.on_main(lambda: client.ask("about"))
-      client.adapts, known = known["adapts"], known["retriever"]
-  validation.validate(
-    config, processes=jax.process_count(), apart=client is not None
-  )
+  validation.validate(config, processes=jax.process_count())
   questions, retriever, provenance = processes.barrier_call(
-    lambda: _begin(config, known=known)
+    lambda: _begin(config)
   )
+  first = processes.on_main(lambda: provenance["retriever"])
+  if retriever is None:
+    provenance["retriever"] = first
   many, said = passes(questions)
   if many and processes.is_main():
     stopping.say(f"passes over the questions: {said}")
@@ -263,14 +221,10 @@ def _trainer(
   with disk.translate_errors(folder):
     processes.on_main(begin)
   searcher = None
-  if client is not None:
-    client.identity = controller.identity(config, provenance)
-    waits = client.waits
-  else:
+  if retriever is not None:
     searcher = searching.BatchingRetriever(retriever, config.search)
-    waits = searcher.waits
-  if processes.is_main():
-    held.enter_context(line.telling(waits))
+    if processes.is_main():
+      held.enter_context(line.telling(searcher.waits))
   trainer = loop.Trainer(
     config,
     policy=hf.load(
@@ -280,7 +234,6 @@ def _trainer(
     ),
     questions=questions,
     retriever=searcher,
-    controller=client,
     folder=folder,
     trace=flags.FLAGS.timeline,
     allow_changes=allow,
@@ -321,27 +274,20 @@ def passes(questions: Sequence[types.Question]) -> tuple[bool, str]:
 
 def _begin(
   config: config_lib.ExperimentConfig,
-  *,
-  role: str | None = None,
-  known: dict | None = None,
 ) -> tuple[Sequence[types.Question], Any, dict]:
   """Returns questions, retriever and provenance of a run.
 
-  Every check here comes before the run folder is created or locked. `known`
-  identifies a controller's retriever; this process then makes none.
+  The retriever is None in a process that samples nothing. Every check here
+  comes before the run folder is created or locked.
   """
   from anysearch_jax.data import dataset_iterator, evidence
   from anysearch_jax.methods import systems
-  from anysearch_jax.policy import hf
-  from anysearch_jax.training import placement
+  from anysearch_jax.training import loop, placement
 
-  a, codec = (
-    policies.describe(config) if known is None else hf.describe(config.policy)
-  )
+  a, codec = policies.describe(config)
   jax_setup.refuse_cpu(a, allow=flags.FLAGS.allow_cpu)
   check_alone(config.sglang)
-  if role != controller.CONTROLLER:
-    placement.check(a, config)
+  placement.check(a, config)
   source = parts.source(config)
   questions = _questions(config, source)
   if systems.get(config.method.name).steps is not None:
@@ -354,9 +300,12 @@ def _begin(
     questions,
     codec,
     config=config.episode,
+    environment=systems.of_episode(config.episode),
     max_budget=config.curriculum.max_budget,
   )
-  retriever: Any = known or retrievers.make(config, source.retriever)
+  retriever = None
+  if loop.samples(config):
+    retriever = retrievers.make(config, source.retriever)
   return questions, retriever, parts.provenance(config, retriever, questions)
 
 
@@ -368,10 +317,10 @@ def check_alone(config: config_lib.SglangConfig) -> None:
   """
   if not config.deltas:
     return
-  from anysearch_jax.rollout.sglang import server
+  from anysearch_jax.rollout.servers import weights as weights_lib
 
   urls = (config.gateway,) if config.gateway else config.urls
-  own = server.folder(config.weights, urls)
+  own = weights_lib.folder(config.weights, urls)
   prefix = own.name.rpartition("-")[0]
   for other in sorted(own.parent.glob(f"{prefix}-*")):
     if other != own:
@@ -418,18 +367,19 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
     ValueError: a process differs from process 0.
   """
   from anysearch_jax.host import processes
-  from anysearch_jax.training import messages
 
   mine = {"config": config_settings.to_dict(config), **provenance}
   first, *others = processes.all_gather(
     lambda: dict(config_settings.leaves(mine))
   )
   for process, other in enumerate(others, start=1):
-    if found := messages.difference(first, other):
-      raise ValueError(
-        f"Process {process} has {found} as process 0; start the same command "
-        "on the same data."
-      )
+    for name in {**first, **other}:
+      if first.get(name) != other.get(name):
+        raise ValueError(
+          f"Process {process} has {name} {other.get(name)!r}, not "
+          f"{first.get(name)!r} as process 0; start the same command on the "
+          "same data."
+        )
 
 
 if __name__ == "__main__":

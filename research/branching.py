@@ -49,6 +49,7 @@ from absl import app, flags
 
 import anysearch_jax as aj
 from research import branch_values
+from research.methods import control
 from research.study import load_config
 
 BRANCHES = "branches.jsonl"
@@ -121,7 +122,7 @@ def branch(
       cut, or cannot branch in their environment.
   """
   path = evaluation / "episodes.jsonl"
-  check(playing.episode)
+  check(playing.environment)
   places = _places(path, plan)
   if not places:
     raise ValueError(
@@ -140,7 +141,11 @@ def branch(
     again=lambda row: row["outcome"] == "failed",
   ) as rows:
     parts = aj.EpisodeParts(
-      player.engine, retriever, playing.episode, player.codec
+      player.engine,
+      retriever,
+      playing.episode,
+      player.codec,
+      playing.environment,
     )
 
     async def play(end: tuple[Row, Cut, int, int]) -> None:
@@ -152,19 +157,13 @@ def branch(
   return branch_values.summary(aj.read_episodes(folder / BRANCHES))
 
 
-def check(config: aj.config.EpisodeConfig) -> None:
-  """Raises ValueError if episodes of this configuration cannot branch."""
-  env = aj.get_environment(config.prompts)
-  if env.verification is not None or env.turns_are_budget:
+def check(environment: aj.Environment) -> None:
+  """Raises ValueError if episodes of an environment cannot branch."""
+  if environment.turns_are_budget or environment.step is not None:
     raise ValueError(
-      f"episode.prompts: found {config.prompts!r}, which verifies answers or "
-      "whose turns are the budget, so that its episodes cannot branch; "
-      "expected another environment."
-    )
-  if config.control:
-    raise ValueError(
-      f"Found an evaluation that {config.control} steered; expected one of the "
-      "policy alone (episode.control empty)."
+      "episode.prompts: found an environment whose turns are the budget or "
+      "which has a step of its own (it verifies answers, or is steered), so "
+      "that its episodes cannot branch; expected another environment."
     )
 
 
@@ -285,7 +284,7 @@ async def _played(
   tries: int,
 ) -> dict[str, Any]:
   """Plays one end: refused, and granted too if no episode stores that."""
-  env = aj.get_environment(parts.config.prompts)
+  env = parts.environment
   before = turns(stored)
   given = [turn.generation for turn in before[: cut.turn]]
   at = before[cut.turn]
@@ -347,15 +346,15 @@ async def _played(
   }
 
 
-def _seen(row: Row, cut: Cut, before: Sequence[Turn]) -> aj.control.Seen:
+def _seen(row: Row, cut: Cut, before: Sequence[Turn]) -> control.Seen:
   """Returns what a rule sees of the stored turn."""
   sampled = [turn.generation for turn in before[: cut.turn + 1]]
   written, last = sum(len(each.token_ids) for each in sampled), sampled[-1]
   made = row["queries"][: cut.searches]
   asked = row["queries"][cut.searches : cut.searches + 1]
-  return aj.control.Seen(
+  return control.Seen(
     cut.searches,
-    min(row["budget"] - cut.searches, aj.control.MOST_SEARCHES),
+    min(row["budget"] - cut.searches, control.MOST_SEARCHES),
     written,
     written / len(sampled),
     int(bool(asked) and asked[0] in made),
@@ -483,7 +482,11 @@ def main(argv: Sequence[str]) -> None:
     )
     if not (folder / BRANCHES).is_file():
       branch(
-        aj.Playing(config.episode, config.engine.slots),
+        aj.Playing(
+          config.episode,
+          aj.environment_of(config.episode),
+          config.engine.slots,
+        ),
         Plan(f.episodes, f.samples, f.tries),
         evaluation=evaluation,
         player=aj.Player(

@@ -126,6 +126,7 @@ def demonstrate(
     scaffold=scaffold,
     address=aj.Address(rollout=0, question=0, sample=0),
     config=setting.episode,
+    environment=aj.environment_of(setting.episode),
     codec=setting.codec,
   )
   passages: Sequence[aj.Passage] | None = None

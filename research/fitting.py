@@ -20,7 +20,7 @@ import safetensors
 from safetensors import numpy as safetensors_numpy
 
 import anysearch_jax as aj
-from research import demonstrations
+from research import demonstrations, warm_start_settings
 
 # What a policy must show before reinforcement learning: the least mean
 # probability of each probed decision, and the least P(recall | known) -
@@ -28,38 +28,24 @@ from research import demonstrations
 _PROBE, _GAP = 0.99, 0.2
 
 
-def fresh(world: aj.World, config: aj.ExperimentConfig) -> aj.Policy:
-  """Returns an `aj.Policy` with random weights, and the world's tokenizer.
-
-  Raises:
-    ValueError: `kv_heads` does not divide `heads`, or heads have no even size.
-  """
-  w = config.warm_start
-  if w.heads % w.kv_heads:
-    raise ValueError(
-      f"warm_start.kv_heads: found {w.kv_heads}, expected a divisor of "
-      f"warm_start.heads, {w.heads}."
-    )
-  if w.hidden % (2 * w.heads):
-    raise ValueError(
-      f"warm_start.hidden: found {w.hidden}, expected a multiple of twice "
-      f"warm_start.heads, {2 * w.heads}: rotary positions need heads of an "
-      "even size."
-    )
+def fresh(
+  world: aj.World, size: warm_start_settings.WarmStart, *, seed: int
+) -> aj.Policy:
+  """Returns a policy with random weights, and the world's tokenizer."""
   codec = aj.Tokenizer(aj.world_tokenizer(world))
   a = aj.Architecture(
     family="qwen3",
     vocab_size=codec.vocab_size,
-    d_model=w.hidden,
-    layers=w.layers,
-    heads=w.heads,
-    kv_heads=w.kv_heads,
-    head_dim=w.hidden // w.heads,
-    mlp_dim=w.mlp,
+    d_model=size.hidden,
+    layers=size.layers,
+    heads=size.heads,
+    kv_heads=size.kv_heads,
+    head_dim=size.hidden // size.heads,
+    mlp_dim=size.mlp,
     qk_norm=True,
     tied=True,
   )
-  return aj.Policy(aj.decoder.initialize(a, config.seed), a, codec)
+  return aj.Policy(aj.decoder.initialize(a, seed), a, codec)
 
 
 def fit(
@@ -68,7 +54,7 @@ def fit(
   pool: Sequence[demonstrations.Demonstration],
   *,
   seed: int,
-  config: aj.config.WarmStartConfig,
+  config: warm_start_settings.WarmStart,
   optimizer: aj.config.OptimizerConfig,
   batch: aj.config.BatchConfig,
   on_step: Callable[[int, float], None] = lambda step, loss: None,

@@ -25,8 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from absl import app, flags
 
-import anysearch_jax as aj
-from research import originals
+from research import methods, originals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +119,7 @@ def main(argv) -> None:
     output.write_text(text)
   except (OSError, ValueError) as error:
     sys.exit(f"research.import_prompts: {error}")
-  print(f"{output}: for episode.prompts={f.system}")
+  print(f"{output}: for episode.prompts={methods.prompts_name(f.system)}")
   if kept:
     print(f"in this project's words: {', '.join(kept)}")
 
@@ -166,7 +165,7 @@ def imported(
     for name, places in original.texts.items()
     if name not in (("system", "prefill") if base else ("base",))
   }
-  words = aj.WORDINGS[system]
+  words = methods.wording(system)
   kept = sorted(words.slots.keys() - found.keys())
   shipped = words.texts().values
   comments = [

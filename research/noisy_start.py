@@ -64,7 +64,10 @@ def play(
     aj.Assignment(i, question, budget, False)
     for i, (question, budget) in enumerate(zip(asked, budgets))
   ]
-  parts = aj.EpisodeParts(engine, world.Search(), config.episode, codec)
+  environment = aj.environment_of(config.episode)
+  parts = aj.EpisodeParts(
+    engine, world.Search(), config.episode, codec, environment
+  )
   slots = config.engine.slots
   found = aj.run(
     aj.run_groups(groups, parts, group=1, rollout=0, max_concurrency=slots)
@@ -166,19 +169,19 @@ def main(argv: Sequence[str]) -> None:
   start = aj.load_policy(_START)
   try:
     aj.claim_folder(partial, {"config.json": dataclasses.asdict(config)})
-    count = config.warm_start.demonstrations
+    warm_start = world.get_warm_start()
     pool = [
       demonstrations.Demonstration(
         t.token_ids, (t.authors == aj.Author.MODEL).astype(np.float32)
       )
-      for t in demonstrated(config, "train", count)
+      for t in demonstrated(config, "train", warm_start.demonstrations)
     ]
     params = fitting.fit(
       start.params,
       start.architecture,
       pool,
       seed=config.seed,
-      config=config.warm_start,
+      config=warm_start,
       optimizer=config.optimizer,
       batch=config.batch,
       on_step=lambda step, loss: print(f"step {step} loss {loss:.3f}"),

@@ -43,6 +43,7 @@ import numpy as np
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from anysearch_jax.configs import quickstart
+from research import warm_start_settings
 
 CHEAP, DEAR = "cheap", "dear"
 SOURCES = (CHEAP, DEAR)
@@ -81,11 +82,12 @@ def get_config() -> aj.ExperimentConfig:
     },
     curriculum={"phase1_scaffold": False},
     episode={"max_generated": 400},
-    warm_start={
-      "steps": 6000,
-      "demonstrations": 4000,
-      "learning_rate": 2e-3,
-    },
+  )
+
+
+def get_warm_start() -> warm_start_settings.WarmStart:
+  return warm_start_settings.WarmStart(
+    steps=6000, demonstrations=4000, learning_rate=2e-3
   )
 
 

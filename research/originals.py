@@ -5,8 +5,8 @@
 
 The folder has a checkout for each system at the commit that `originals.toml`
 names; `search_r1_ppo` and other systems with `checkout` there share one.
-Systems without a folder are skipped. Of a row of configs/fidelity.csv whose
-`where` begins with FILE:LINE,
+Systems without a folder are skipped. Of a row of configs/fidelity.csv,
+or of that in research/methods, whose `where` begins with FILE:LINE,
 
 * the line holds the first word of `authors`, as a number or as a text;
 * nothing overrides it: if the line is a default of YAML or of `add_argument`,
@@ -31,7 +31,10 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from anysearch_jax.configs import methods
+import anysearch_jax as aj
+from anysearch_jax.configs import methods as configs
+from research import methods
+from research.methods import configs as plug_ins
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _NUMBER = re.compile(
@@ -68,18 +71,32 @@ def places() -> dict[str, dict[str, Any]]:
 
 
 def rows(table: str, system: str = "") -> list[dict[str, str]]:
-  """Returns the rows of configs/`table`.csv, or those of a system."""
-  with (_ROOT / f"configs/{table}.csv").open(newline="") as file:
-    found = list(csv.DictReader(file))
+  """Returns the rows of both files `table`.csv, or those of a system."""
+  found: list[dict[str, str]] = []
+  for folder in ("configs", "research/methods"):
+    with (_ROOT / folder / f"{table}.csv").open(newline="") as file:
+      found += csv.DictReader(file)
   return [row for row in found if system in ("", row["system"])]
+
+
+def recipe(system: str) -> aj.ExperimentConfig:
+  """Returns the recipe of a system's authors on Qwen2.5-7B."""
+  preset = f"{system}:qwen2_5_7b:original"
+  if system in methods.COMPARED:
+    return plug_ins.get_config(preset)
+  return configs.get_config(preset)
 
 
 def compared(system: str, checkout: pathlib.Path) -> tuple[int, list[str]]:
   """Returns how many cited lines were read, and what does not agree."""
   cited, wrong = rows("fidelity", system), []
-  config = methods.get_config(f"{system}:qwen2_5_7b:original")
+  config = recipe(system)
+  method = aj.get_method(config.method.name)
 
   def ours(setting: str) -> Any:
+    name = setting.removeprefix("options.")
+    if name != setting:
+      return getattr(method.constants_of(config), name)
     return operator.attrgetter(setting)(config)
 
   script = places().get(system, {}).get("script", "")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from anysearch_jax.configs import quickstart
+from research import warm_start_settings
 
 LARGE = "large"
 
@@ -27,12 +28,23 @@ def get_config(preset: str = "1") -> aj.ExperimentConfig:
       f"research/other_worlds.py: found preset {preset!r}, expected the seed "
       f"of a world, from 1 on, or {LARGE!r}."
     )
-  sizes = {"layers": 4, "hidden": 256, "heads": 8, "kv_heads": 4, "mlp": 768}
-  large = {**sizes, "steps": 1000, "learning_rate": 2e-3}
   return config_lib.changed(
     quickstart.get_config(),
     name=f"world-{preset}",
     policy=f"runs/world-{preset}/policy",
     data={"world_seed": int(seed)},
-    warm_start=large if preset == LARGE else {},
+  )
+
+
+def get_warm_start(preset: str = "1") -> warm_start_settings.WarmStart:
+  if preset != LARGE:
+    return warm_start_settings.WarmStart()
+  return warm_start_settings.WarmStart(
+    steps=1000,
+    learning_rate=2e-3,
+    layers=4,
+    hidden=256,
+    heads=8,
+    kv_heads=4,
+    mlp=768,
   )

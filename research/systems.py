@@ -3,8 +3,9 @@
     python -m research.study --study=methods --seeds=1
     python -m research.study --study=methods --rows=anysearch,search_r1
 
-Each row is trained as configs/methods.py has it, from the quickstart's warm
-start, with the same number of steps and episodes. Search-o1, BATS and BAVT are
+Each row is trained as configs/methods.py or research/methods/configs.py has it,
+from the quickstart's warm start, with the same number of steps and episodes.
+Search-o1, BATS and BAVT are
 not trained: they are evaluated with the warm start, the first two again with
 the policy that Search-R1 trained. Budgets that are fixed are the largest, 8;
 `search_r1_5` has the quickstart's. The rows `search_r1_format` and
@@ -14,7 +15,7 @@ the policy that Search-R1 trained. Budgets that are fixed are the largest, 8;
 from __future__ import annotations
 
 import anysearch_jax as aj
-from research import ablations
+from research import ablations, methods
 from research.claims import UNTRAINED, Row, above
 
 TITLE = "The compared systems, row by row"
@@ -40,6 +41,7 @@ _RIVALS = (
   ("search_o1", "Search-o1"),
   ("bats", "BATS"),
 )
+_BRPO = methods.method_name("brpo")
 # By family; Holm's correction is within a family.
 CLAIMS = {
   "AnySearch and its rivals": tuple(
@@ -57,6 +59,7 @@ CLAIMS = {
 
 def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
   """Returns all rows, the paper's own system first."""
+  played = "search_r1_world" if base.data.source == "world" else "search_r1"
   phase1 = f"curriculum.phase1_steps={base.curriculum.phase1_steps}"
   return (
     _row("anysearch", "AnySearch"),
@@ -86,7 +89,10 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
       "search_r1_budgets",
       "Search-R1, all budgets (BRPO)",
       "search_r1",
-      overrides=("episode.early_answers=true", "objective.baseline=budget"),
+      overrides=(
+        f"method.name={_BRPO}",
+        f"episode.prompts={_BRPO}#{played}",
+      ),
     ),
     _row("warm_start", "Warm start", "search_r1", UNTRAINED),
     _row("search_o1", "Search-o1", policy_of=UNTRAINED),
@@ -111,6 +117,12 @@ def _row(
     "methods",
     overrides=overrides,
     evaluation=evaluation,
-    config=f"configs/methods.py:{method or name}",
+    config=f"{_configs(method or name)}:{method or name}",
     policy_of=policy_of,
   )
+
+
+def _configs(system: str) -> str:
+  """Returns the file that has the configuration of a system."""
+  is_plug_in = system in methods.COMPARED
+  return f"{'research/methods/configs' if is_plug_in else 'configs/methods'}.py"

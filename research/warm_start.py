@@ -25,7 +25,7 @@ import numpy as np
 from absl import app, flags
 
 import anysearch_jax as aj
-from research import demonstrations, fitting
+from research import demonstrations, fitting, warm_start_settings
 from research.study import load_config
 
 # The least accuracy that the scaffold adds, at this budget over so many
@@ -39,40 +39,39 @@ def fitted(
   policy: aj.Policy,
   saved: pathlib.Path,
   *,
+  warm_start: warm_start_settings.WarmStart,
   save_every: int = 50,
 ) -> aj.Policy:
   """Returns the policy after supervised demonstrations.
 
   Args:
-    config: of episodes and of the warm start.
+    config: of episodes.
     policy: where it starts from.
     saved: file from which a killed call resumes.
+    warm_start: what is fitted, and how.
     save_every: steps between saves.
   """
-  world, w, began = (
-    aj.World(config.data.world_seed, config.data.world_reliability),
-    config.warm_start,
-    0.0,
-  )
+  world = aj.World(config.data.world_seed, config.data.world_reliability)
+  began = 0.0
   pool = demonstrations.pool(
     _setting(config, world, policy),
-    world.questions("train", w.demonstrations, config.seed),
+    world.questions("train", warm_start.demonstrations, config.seed),
     seed=config.seed,
-    decision_weight=w.decision_weight,
+    decision_weight=warm_start.decision_weight,
   )
 
   def shown(step: int, loss: float) -> None:
     nonlocal began
-    if time.monotonic() - began > 2 or step == w.steps:
+    if time.monotonic() - began > 2 or step == warm_start.steps:
       began = time.monotonic()
-      print(f"step {step}/{w.steps} loss {loss:.3f}", flush=True)
+      print(f"step {step}/{warm_start.steps} loss {loss:.3f}", flush=True)
 
   params = fitting.fit(
     policy.params,
     policy.architecture,
     pool,
     seed=config.seed,
-    config=w,
+    config=warm_start,
     optimizer=config.optimizer,
     batch=config.batch,
     on_step=shown,
@@ -105,6 +104,7 @@ def play(
           aj.LexicalRetriever(world.corpus, reads=world.searched),
           config.episode,
           policy.tokenizer,
+          aj.environment_of(config.episode),
         ),
         group=1,
         rollout=0,
@@ -174,16 +174,26 @@ def main(argv: Sequence[str]) -> None:
   partial = folder.with_name(folder.name + ".partial")
   try:
     aj.validate(config, trains=False, samples=False)
+    warm_start = warm_start_settings.load(f.config)
     policy = (
       aj.load_policy(f.start)
       if f.start
       else fitting.fresh(
-        aj.World(config.data.world_seed, config.data.world_reliability), config
+        aj.World(config.data.world_seed, config.data.world_reliability),
+        warm_start,
+        seed=config.seed,
       )
     )
-    made = dataclasses.asdict(config) | {"start": f.start}
+    made = dataclasses.asdict(config)
+    made |= {"start": f.start, "warm_start": dataclasses.asdict(warm_start)}
     aj.claim_folder(partial, {"config.json": made})
-    policy = fitted(config, policy, partial / _STATE, save_every=f.save_every)
+    policy = fitted(
+      config,
+      policy,
+      partial / _STATE,
+      warm_start=warm_start,
+      save_every=f.save_every,
+    )
     wrong = lacks(config, policy)
     if wrong:
       folder = folder.with_name(folder.name + ".rejected")

@@ -5,23 +5,14 @@
 
 Requests always ask for scores, because Search-R1's server fails without. The
 answer to a query is accepted only if all of it has the expected form.
-
-Several servers are one retriever, as shards of a corpus and their replicas:
-`http://a:8000,http://b:8000|http://c:8000` names two shards, of which the
-second has two replicas. A query goes to every shard, and the answers are merged
-by score, so it finds what one server of the whole corpus finds. It never has a
-part of an answer: a shard without a working replica fails the query.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import functools
 import hashlib
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pydantic
@@ -177,10 +168,6 @@ class HttpRetriever(requests_lib.OneByBatch):
       # The caller leaves it to us to count these.
       self.counters["failures"] += is_answer
       answers += [error] * len(part)
-    if (
-      failed and not is_well and not isinstance(error, http_calls.RefusedError)
-    ):
-      self._caller.fail(error)
     return answers
 
   def _answers(
@@ -230,158 +217,3 @@ def _passage(hit: _Hit) -> types.Passage:
   title, _, text = contents.partition("\n")
   source = passages.source(hit.document.model_extra or {})
   return types.Passage(str(name), title, text, hit.score, source)
-
-
-class ShardedRetriever(requests_lib.OneByBatch):
-  """Asks all shards; safe to use from any event loop and thread.
-
-  Args:
-    addresses: of servers; commas divide shards, `|` the replicas of a shard.
-    patience: deadlines and retries of a query; replicas share the deadline.
-    clock: returns seconds.
-    settings: further arguments of `HttpRetriever`.
-
-  Raises:
-    ValueError: an address is invalid or the token is missing.
-  """
-
-  def __init__(
-    self,
-    addresses: str,
-    *,
-    patience: http_calls.Patience = http_calls.DEFAULT,
-    clock: Callable[[], float] = time.monotonic,
-    **settings: Any,
-  ):
-    self._shards = []
-    for shard in addresses.split(","):
-      urls = shard.split("|")
-      deadline = patience.deadline / len(urls)
-      settings["patience"] = dataclasses.replace(patience, deadline=deadline)
-      servers = [
-        HttpRetriever(url.strip(), clock=clock, **settings) for url in urls
-      ]
-      self._shards.append(_Replicas(servers, patience.cooldown, clock))
-
-  @property
-  def counters(self) -> Counter[str]:
-    """The sums of all servers' counters; see `HttpRetriever`."""
-    servers = (server for shard in self._shards for server in shard.servers)
-    return sum((server.counters for server in servers), Counter())
-
-  async def search_many(
-    self, requests: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    """Returns passages, or the `RetrievalError` of a shard, for each request.
-
-    Equal scores keep the order of shards, so servers of `--shard=0/N` to
-    `--shard=N-1/N` in this order answer as one server of the whole index.
-    """
-    found = await asyncio.gather(
-      *(s.search_many(requests) for s in self._shards)
-    )
-    return [
-      _merged(answers, request.k)
-      for request, *answers in zip(requests, *found, strict=True)
-    ]
-
-  def identity(self) -> Any:
-    """Returns JSON values that identify the merged answers.
-
-    They are those of the whole index if the servers have all of its parts in
-    their order.
-
-    Raises:
-      RetrievalError: a server cannot be reached, replicas have different
-        indexes, or the parts are not those of one index.
-    """
-    found = [shard.identity() for shard in self._shards]
-    parts = [
-      one.get("part") if isinstance(one, dict) else None for one in found
-    ]
-    if not any(parts):
-      return found[0] if len(found) == 1 else {"kind": "shards", "of": found}
-    whole = [{k: v for k, v in one.items() if k != "part"} for one in found]
-    expected = [[i, len(found)] for i in range(len(found))]
-    if parts != expected or any(each != whole[0] for each in whole):
-      raise types.RetrievalError(
-        f"Found servers of the parts {parts} of "
-        f"{len({str(each) for each in whole})} indexes, expected {expected} of "
-        "one index, in this order."
-      )
-    return whole[0]
-
-  def close(self) -> None:
-    """Closes all connections; running searches fail."""
-    for shard in self._shards:
-      for server in shard.servers:
-        server.close()
-
-
-@dataclasses.dataclass
-class _Replicas:
-  """Servers of the same passages; each query goes to one of them.
-
-  The least busy server is asked first. What it cannot answer goes to the
-  others; a server that failed is asked last for a while.
-  """
-
-  servers: Sequence[HttpRetriever]
-  cooldown: float
-  clock: Callable[[], float]
-  _open: Counter[int] = dataclasses.field(default_factory=Counter)
-  _failed: dict[int, float] = dataclasses.field(default_factory=dict)
-
-  async def search_many(
-    self, asked: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    starts = range(0, len(asked), _BATCH)
-    found = await asyncio.gather(
-      *(self._batch(asked[start : start + _BATCH]) for start in starts)
-    )
-    return [answer for batch in found for answer in batch]
-
-  async def _batch(
-    self, asked: Sequence[types.SearchRequest]
-  ) -> list[Answer | Exception]:
-    answers: dict[int, Answer | Exception] = {}
-    left, waiting = list(range(len(asked))), set(range(len(self.servers)))
-    while left and waiting:
-      server = min(waiting, key=self._order)
-      waiting.remove(server)
-      self._open[server] += len(left)
-      try:
-        some = await self.servers[server].search_many([asked[i] for i in left])
-      finally:
-        self._open[server] -= len(left)
-      answers |= zip(left, some, strict=True)
-      left = [i for i in left if isinstance(answers[i], Exception)]
-      if left:
-        self._failed[server] = self.clock()
-    return [answers[i] for i in range(len(asked))]
-
-  def _order(self, server: int) -> tuple[bool, int, int]:
-    failed = self._failed.get(server, float("-inf"))
-    recent = self.clock() - failed < self.cooldown
-    return recent, self._open[server], server
-
-  def identity(self) -> Any:
-    found = [server.identity() for server in self.servers]
-    if any(each != found[0] for each in found):
-      urls = ", ".join(server.url for server in self.servers)
-      raise types.RetrievalError(
-        f"{urls}: found replicas of different indexes; expected equal ones. "
-        "Their GET /health shows the identities."
-      )
-    return found[0]
-
-
-def _merged(
-  answers: Sequence[Answer | Exception], k: int
-) -> Answer | Exception:
-  """Merges the shards' answers by score; ties keep the order of shards."""
-  for answer in answers:
-    if isinstance(answer, Exception):
-      return answer
-  passages = [p for answer in answers for p in answer]  # type: ignore[union-attr]
-  return tuple(sorted(passages, key=lambda p: -p.score)[:k])

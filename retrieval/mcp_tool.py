@@ -26,13 +26,12 @@ from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, redaction, turns
 from anysearch_jax.retrieval import requests as requests_lib
 
-# Keys of lists of results and of a result's parts, in the order of choice.
-_LISTS = "passages results documents docs hits result items data content"
-_TEXTS = "text contents content passage page_content snippet description"
-_TITLES, _IDS = "title name", "id url uri link href"
+# What `retrieval.mcp.fields` can place: the list of results, and parts of one.
+_RESULTS, _PARTS = "results", ("id", "title", "text", "score")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _OF_CALLS = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
 _START_SECONDS = 60.0
+_LARGEST = 2_000_000  # Characters of a result.
 _BUSY = -32029  # Of a call that an address refuses for now.
 
 
@@ -77,7 +76,9 @@ class McpRetriever:
     self._http = _Client(headers=headers, timeout=300.0)
     self._tool, self._query, self._k = settings.tool, settings.query, settings.k
     self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
-    self._deadline, self._largest = settings.deadline, settings.largest
+    self._deadline = settings.deadline
+    self._named_places = _fields(settings.fields)
+    self._places = {part: part for part in _PARTS} | self._named_places
     self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
     self._is_closed = False
@@ -118,6 +119,8 @@ class McpRetriever:
     """Returns JSON values that identify the answers."""
     named = {"kind": "mcp", "server": self._name, "tool": self._tool}
     named |= {"query": self._query, "k": self._k}
+    if self._named_places:
+      named["fields"] = self._named_places
     return {**named, "arguments": self._fixed}
 
   def close(self) -> None:
@@ -136,6 +139,9 @@ class McpRetriever:
       raise self._failed(error) from None
     self._name = client.server_info.name if client.server_info else ""
     schemas = {self._quoted(each.name): each.input_schema for each in tools}
+    output_schemas = {
+      self._quoted(each.name): each.output_schema for each in tools
+    }
     if not self._tool:
       self._tool = "search" if len(tools) > 1 else [*schemas, ""][0]
     if self._tool not in schemas:
@@ -144,6 +150,7 @@ class McpRetriever:
         f"are: {', '.join(sorted(schemas)[:20]) or 'none'}."
       )
     schema = schemas[self._tool]
+    self._read_output_schema(output_schemas[self._tool] or {})
     names = [*map(self._quoted, schema.get("properties") or ())]
     required = [*map(self._quoted, schema.get("required") or ())]
     given = [self._query, *([self._k] if self._k else []), *self._fixed]
@@ -154,6 +161,20 @@ class McpRetriever:
         f"retrieval.mcp: found the arguments {given}; expected those of the "
         f"tool, each once: {', '.join(names) or 'none'} (required: "
         f"{', '.join(required) or 'none'})."
+      )
+
+  def _read_output_schema(self, schema: Mapping[str, Any]) -> None:
+    """Learns where the list of results is, and checks the text's place."""
+    name, item = _listed(schema)
+    self._places.setdefault(_RESULTS, name)
+    self._is_structured = bool(name or self._named_places)
+    parts = item.get("properties", {})
+    first = self._places["text"].partition(".")[0]
+    if name == self._places[_RESULTS] and parts and first not in parts:
+      raise ValueError(
+        f"retrieval.mcp.fields: found no {first!r} in the results of the tool "
+        f"{self._tool!r}, which have {', '.join(map(self._quoted, parts))}; "
+        "expected text=NAME, the name of the one that is the text."
       )
 
   def _quoted(self, text: object) -> str:
@@ -231,30 +252,50 @@ class McpRetriever:
       await asyncio.wait([connection.task], timeout=_START_SECONDS)
 
   def _answer(self, result: Any) -> tuple[types.Passage, ...]:
-    """Returns the passages of a result: structured, JSON in texts, or texts."""
+    """Returns the passages of a result: its list, or one of each text block."""
     texts = [block.text for block in result.content if block.type == "text"]
     # Servers send both for clients that know only one.
     structured = json.dumps(result.structured_content)
     size = max(sum(map(len, texts)), len(structured))
-    if size > self._largest:
+    if size > _LARGEST:
       raise http_calls.AnswerError(
         f"MCP tool {self._tool}: found a result of {size} characters, expected "
-        f"at most retrieval.mcp.largest, {self._largest}."
+        f"at most {_LARGEST}."
       )
     if result.is_error or (result.content and not texts):
       kinds = ", ".join(sorted({block.type for block in result.content}))
       met = self._redact.quote(" ".join(texts), 300) or f"no text ({kinds})."
       raise http_calls.AnswerError(f"MCP tool {self._tool}: found {met}")
-    found = _passages(result.structured_content)
-    if found is None:
-      found = []
-      for text in texts:
-        try:
-          inner = _passages(json.loads(text))
-        except (ValueError, RecursionError):
-          inner = None
-        found += (_passages([text]) or ()) if inner is None else inner
-    return tuple(found)
+    if not self._is_structured:
+      return tuple(map(_passage, filter(str.strip, texts)))
+    value = result.structured_content
+    if value is None:
+      try:
+        value = json.loads("\n".join(texts))
+      except (ValueError, RecursionError) as error:
+        raise self._unexpected("\n".join(texts), f"JSON ({error})") from None
+    items = _value_at(value, self._places[_RESULTS])
+    if not isinstance(items, list):
+      where = self._places[_RESULTS] or "the whole"
+      raise self._unexpected(value, f"a list at {where} (retrieval.mcp.fields)")
+    return tuple(map(self._placed, items))
+
+  def _placed(self, item: Any) -> types.Passage:
+    """Returns one result as a passage, by the places of its parts."""
+    if isinstance(item, str):
+      return _passage(item)
+    parts = {part: _value_at(item, self._places[part]) for part in _PARTS}
+    if not isinstance(parts["text"], str) or not parts["text"].strip():
+      raise self._unexpected(
+        item, f"a text at {self._places['text']} (retrieval.mcp.fields)"
+      )
+    return _passage(**parts)
+
+  def _unexpected(self, found: object, expected: str) -> http_calls.AnswerError:
+    quoted = self._redact.quote(repr(found), 80)
+    return http_calls.AnswerError(
+      f"MCP tool {self._tool}: found {quoted}, expected {expected}."
+    )
 
   def _failed(self, error: BaseException) -> types.RetrievalError:
     """Returns what went wrong, with the last that a program wrote."""
@@ -327,48 +368,71 @@ class _Connection:
       self.client.exception()  # Nobody may wait for it any more.
 
 
-def _passages(value: Any) -> list[types.Passage] | None:
-  """Returns the passages in a JSON value; None if it has no results."""
-  items = value
-  while isinstance(items, Mapping):
-    lists = (items.get(key) for key in _LISTS.split())
-    items = next((x for x in lists if isinstance(x, list | Mapping)), [value])
-  if isinstance(items, list) and len(items) == 1 and isinstance(items[0], list):
-    items = items[0]  # Of several queries' lists, only ours is there.
-  if not isinstance(items, list):
-    return None
-  found = [p for p in map(_passage, items) if p is not None]
-  return found if found or not items else None
+def _listed(schema: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+  """Returns the only list that a schema of results has, and its items' schema.
 
+  Args:
+    schema: a tool's `outputSchema`, whose values are JSON objects.
 
-def _passage(item: Any) -> types.Passage | None:
-  """Returns a result as a passage; None if it has no text."""
-  item = {"text": item} if isinstance(item, str) else item
-  if not isinstance(item, Mapping):
-    return None
-  fields = {
-    key: value
-    for part in (item.get("metadata"), item.get("document"), item)
-    for key, value in (part.items() if isinstance(part, Mapping) else ())
-    if isinstance(value, str | int | float) and value != ""
+  Returns:
+    The name of the property, "" if there is no list or several, and the schema
+    of an item, {} if it is not given.
+  """
+  lists = {
+    name: value.get("items", {})
+    for name, value in schema.get("properties", {}).items()
+    if isinstance(value, Mapping) and value.get("type") == "array"
   }
+  if len(lists) != 1:
+    return "", {}
+  ((name, items),) = lists.items()
+  definition = items.get("$ref", "").removeprefix("#/$defs/")
+  return name, schema.get("$defs", {}).get(definition, items)
 
-  def first(keys: str, default: str = "") -> str:
-    found = (fields[key] for key in keys.split() if key in fields)
-    return _CONTROL.sub("", str(next(found, default))).strip()
 
-  title, text = first(_TITLES), first(_TEXTS)
-  if not title and "contents" in fields and "\n" in text:
-    title, text = text.split("\n", 1)  # Search-R1's form.
-  if not (text or title):
-    return None
-  digest = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()
-  score = fields.get("score")
-  if not (isinstance(score, int | float) and math.isfinite(score)):
-    score = 0.0
+def _value_at(value: Any, path: str) -> Any:
+  """Returns what a JSON value has at names joined by dots, None if nothing."""
+  for name in path.split(".") if path else ():
+    value = value.get(name) if isinstance(value, Mapping) else None
+  return value
+
+
+def _fields(entries: Sequence[str]) -> dict[str, str]:
+  """Returns the place of each part that `retrieval.mcp.fields` names.
+
+  Raises:
+    ValueError: an entry is not PART=PLACE of a known part.
+  """
+  places = dict(entry.partition("=")[::2] for entry in entries)
+  parts = (_RESULTS, *_PARTS)
+  if not all(places.values()) or not places.keys() <= set(parts):
+    raise ValueError(
+      f"retrieval.mcp.fields: found {', '.join(entries)}; expected entries "
+      f"such as text=snippet or results=data.hits, of {', '.join(parts)}."
+    )
+  return places
+
+
+def _passage(
+  text: str, *, title: Any = None, id: Any = None, score: Any = None
+) -> types.Passage:
+  """Returns a passage without control characters.
+
+  Args:
+    text: with words.
+    title: a text; other values count as none.
+    id: a text or a number; other values count as none, and then the id is a
+      hash of title and text.
+    score: a finite number; other values count as 0.
+  """
+  title = title if isinstance(title, str) else ""
+  title = " ".join(_CONTROL.sub("", title).split())
+  text = _CONTROL.sub("", text).strip()
+  name = str(id) if isinstance(id, str | int) else ""
+  if not name:
+    digest = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()
+    name = f"sha256:{digest[:16]}"
+  is_number = isinstance(score, int | float) and math.isfinite(score)
   return types.Passage(
-    first(_IDS, f"sha256:{digest[:16]}"),
-    " ".join(title.split()),
-    text or title,
-    float(score),
+    _CONTROL.sub("", name), title, text, float(score) if is_number else 0.0
   )

@@ -2,17 +2,9 @@
 
 The first recorded answer to a query is final: it is returned to every later
 request for the same query, so the log has exactly what a run saw. A log is one
-SQLite file, addressed by content:
-
-    identities   JSON identity of each retriever, by its SHA-256
-    passages     id, title and text of each passage, by their SHA-256
-    answers      (query, k, corpus, identity) by its SHA-256, with the hits:
-                 address of the passage and float64 score
-
-Text is stored as UTF-8 with lone surrogates, so that every `str` is restored
-exactly. Any number of threads and processes may read and write one file on a
-local disk; committed answers survive a killed process. Data is hashed again
-when it is read: a damaged file causes an error or a miss, never a wrong answer.
+SQLite file with a row for each answer. Any number of threads and processes may
+read and write it on a local disk; answers survive a killed process. An answer
+that is not as it was written is an error, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -24,9 +16,7 @@ import json
 import os
 import pathlib
 import sqlite3
-import struct
 import threading
-import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +24,11 @@ from typing import Any, NamedTuple
 from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.retrieval import requests as requests_lib
+
+Answer = tuple[types.Passage, ...]
+
+_APPLICATION, _VERSION = 0x416E5365, 2  # "AnSe".
+_BUSY_SECONDS = 60.0
 
 
 class MissError(LookupError):
@@ -54,8 +49,7 @@ class AnswerLog:
 
   Args:
     path: path of the file.
-    writable: whether to create a missing file. If false, the file must exist,
-      and its folder may be read-only.
+    writable: whether to create a missing file. If false, the file must exist.
 
   Raises:
     RetrievalError: the file is missing or is not a log of answers. Methods
@@ -64,37 +58,31 @@ class AnswerLog:
 
   def __init__(self, path: str | os.PathLike, *, writable: bool):
     self.path = pathlib.Path(path).absolute()
-    if not self.path.exists():
-      if not writable:
-        raise types.RetrievalError(
-          f"{self.path}: found no log of answers; record one first."
-        )
-      self._create()
-    # In WAL mode even readers write files beside the database, except with
-    # `immutable`; see "Read-Only Databases" in https://www.sqlite.org/wal.html
-    fixed = not writable and not os.access(self.path.parent, os.W_OK)
-    how = "mode=ro&immutable=1" if fixed else "mode=rw"
+    if not writable and not self.path.exists():
+      raise types.RetrievalError(
+        f"{self.path}: found no log of answers; record one first."
+      )
     self._lock = threading.Lock()
+    mode = "rwc" if writable else "ro"
     with self._errors(), contextlib.ExitStack() as unless_refused:
+      if writable:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
       self._db = sqlite3.connect(
-        f"{self.path.as_uri()}?{how}",
+        f"{self.path.as_uri()}?mode={mode}",
         uri=True,
         timeout=_BUSY_SECONDS,
         isolation_level=None,
         check_same_thread=False,
       )
       unless_refused.callback(self._db.close)
-      # Commits survive a killed process; the last may be lost in a power cut.
-      self._db.execute("PRAGMA synchronous = NORMAL")
-      found = [
-        self._db.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("application_id", "user_version")
-      ]
-      if found != [_APPLICATION, _VERSION]:
+      if writable:
+        self._create()
+      kind = self._kind()
+      if kind != (_APPLICATION, _VERSION):
         raise types.RetrievalError(
           f"{self.path}: found a database with application id and version "
-          f"{found}, expected a log of answers with "
-          f"{[_APPLICATION, _VERSION]}; name another file."
+          f"{kind}, expected a log of answers with "
+          f"{(_APPLICATION, _VERSION)}; name another file."
         )
       unless_refused.pop_all()
 
@@ -112,28 +100,26 @@ class AnswerLog:
       The answer that the log now has for each key; the number of new answers;
       the number of existing answers with other passages than the given ones.
     """
-    held, new, others = [], 0, 0
+    in_log = []
+    new = conflicts = 0
     with self._transaction("IMMEDIATE"):
       for key, answer in answers:
-        there = self._answer(key)
-        if there is None:
+        recorded = self._answer(key)
+        if recorded is None:
           self._insert(key, answer)
           new += 1
-        elif [*map(_texts, there)] != [*map(_texts, answer)]:
-          others += 1
-        held.append(answer if there is None else there)
-    return held, new, others
+        elif [*map(_texts, recorded)] != [*map(_texts, answer)]:
+          conflicts += 1
+        in_log.append(answer if recorded is None else recorded)
+    return in_log, new, conflicts
 
   def identities(self) -> list[str]:
     """Returns the identities as JSON, in the order of their first answers."""
     with self._transaction("DEFERRED"):
       rows = self._db.execute(
-        "SELECT CAST(address AS BLOB), CAST(identity AS BLOB) FROM identities "
-        "ORDER BY rowid"
+        "SELECT identity FROM answers GROUP BY identity ORDER BY min(rowid)"
       ).fetchall()
-    if any(_sha256(identity or b"") != address for address, identity in rows):
-      raise self._damaged("an identity")
-    return [_text(identity) for _, identity in rows]
+    return [identity for (identity,) in rows]
 
   def __len__(self) -> int:
     with self._transaction("DEFERRED"):
@@ -143,62 +129,47 @@ class AnswerLog:
     with self._lock:
       self._db.close()
 
+  def _kind(self) -> tuple[int, int]:
+    """Returns the application id and the version of the database."""
+    names = ("application_id", "user_version")
+    values = [self._db.execute(f"PRAGMA {name}").fetchone() for name in names]
+    return values[0][0], values[1][0]
+
   def _create(self) -> None:
-    """Creates an empty log, unless another process creates it meanwhile."""
-    self.path.parent.mkdir(parents=True, exist_ok=True)
-    beside = self.path.with_name(f"{self.path.name}.{uuid.uuid4().hex}.tmp")
-    with self._errors():
-      try:
-        with contextlib.closing(sqlite3.connect(beside)) as database:
-          database.executescript(_SCHEMA)
-        with contextlib.suppress(FileExistsError):
-          os.link(beside, self.path)
-      finally:
-        beside.unlink(missing_ok=True)
+    """Makes a new file a log, unless another process does so meanwhile."""
+    with self._transaction("IMMEDIATE"):
+      tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+      if tables == (0,) and self._kind() == (0, 0):
+        self._db.execute(
+          "CREATE TABLE answers (address TEXT PRIMARY KEY, identity TEXT, "
+          "passages TEXT, digest TEXT)"
+        )
+        self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
   def _answer(self, key: Key) -> Answer | None:
-    address = _address(key)
-    row = self._one("hits, digest", "answers", address)
+    address = _sha256(*key)
+    row = self._db.execute(
+      "SELECT identity, passages, digest FROM answers WHERE address = ?",
+      (address,),
+    ).fetchone()
     if row is None:
       return None
-    hits, digest = row
-    if digest != _sha256(address, hits):
-      raise self._damaged(f"the answer to {key.query!r}")
-    answer = []
-    for each, score in _HIT.iter_unpack(hits):
-      row = self._one("id, title, text", "passages", each)
-      if row is None or _sha256(*row) != each:
-        raise self._damaged(f"the answer to {key.query!r}")
-      identifier, title, text = map(_text, row)
-      answer.append(types.Passage(identifier, title, text, score))
-    return tuple(answer)
-
-  def _one(self, columns: str, table: str, address: bytes) -> list | None:
-    """Returns a row of blobs by its address."""
-    blobs = ", ".join(f"CAST({each} AS BLOB)" for each in columns.split(", "))
-    row = self._db.execute(
-      f"SELECT {blobs} FROM {table} WHERE address = ?", (address,)
-    ).fetchone()
-    return row and [value or b"" for value in row]
+    identity, passages, digest = row
+    if digest != _sha256(address, str(identity), str(passages)):
+      raise types.RetrievalError(
+        f"{self.path}: the answer to {key.query!r} differs from what was "
+        "written; the file is damaged. Restore a copy, or record again."
+      )
+    return tuple(types.Passage(*values) for values in json.loads(passages))
 
   def _insert(self, key: Key, answer: Answer) -> None:
-    hits = b""
-    for passage in answer:
-      row = [*map(_blob, _texts(passage))]
-      each = _sha256(*row)
-      hits += _HIT.pack(each, passage.score)
-      self._db.execute(
-        "INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", (each, *row)
-      )
-    address, identity = _address(key), _blob(key.identity)
+    address = _sha256(*key)
+    passages = json.dumps([(*_texts(p), p.score) for p in answer])
+    digest = _sha256(address, key.identity, passages)
     self._db.execute(
-      "INSERT OR IGNORE INTO identities VALUES (?, ?)",
-      (_sha256(identity), identity),
-    )
-    asked = (address, _blob(key.query), key.k, _blob(key.corpus))
-    held = (_sha256(identity), hits, _sha256(address, hits))
-    self._db.execute(
-      "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)", (*asked, *held)
+      "INSERT INTO answers VALUES (?, ?, ?, ?)",
+      (address, key.identity, passages, digest),
     )
 
   @contextlib.contextmanager
@@ -212,12 +183,6 @@ class AnswerLog:
         if self._db.in_transaction:
           self._db.execute("ROLLBACK")
 
-  def _damaged(self, what: str) -> types.RetrievalError:
-    return types.RetrievalError(
-      f"{self.path}: {what} differs from what was written; the file is "
-      "damaged. Restore a copy, or record again."
-    )
-
   @contextlib.contextmanager
   def _errors(self) -> Iterator[None]:
     try:
@@ -229,48 +194,13 @@ class AnswerLog:
       ) from error
 
 
-def _address(key: Key) -> bytes:
-  return _sha256(*(_blob(str(part)) for part in key))
-
-
 def _texts(passage: types.Passage) -> tuple[str, str, str]:
   return passage.id, passage.title, passage.text
 
 
-def _sha256(*parts: bytes) -> bytes:
-  digest = hashlib.sha256()
-  for part in parts:
-    # The length prefix distinguishes "ab" + "c" from "a" + "bc".
-    digest.update(len(part).to_bytes(8, "little") + part)
-  return digest.digest()
-
-
-def _blob(text: str) -> bytes:
-  return text.encode(errors="surrogatepass")
-
-
-def _text(blob: bytes) -> str:
-  return blob.decode(errors="surrogatepass")
-
-
-Answer = tuple[types.Passage, ...]
-
-_APPLICATION, _VERSION = 0x416E5365, 1  # "AnSe".
-_SCHEMA = f"""
-  PRAGMA application_id = {_APPLICATION};
-  PRAGMA user_version = {_VERSION};
-  PRAGMA journal_mode = WAL;
-  CREATE TABLE identities (address BLOB PRIMARY KEY, identity BLOB);
-  CREATE TABLE passages (
-    address BLOB PRIMARY KEY, id BLOB, title BLOB, text BLOB
-  );
-  CREATE TABLE answers (
-    address BLOB PRIMARY KEY, query BLOB, k INTEGER, corpus BLOB,
-    identity BLOB, hits BLOB, digest BLOB
-  );
-"""
-_BUSY_SECONDS = 60.0
-_HIT = struct.Struct("<32sd")
+def _sha256(*values: Any) -> str:
+  """Returns the hash of JSON values; ASCII, also of lone surrogates."""
+  return hashlib.sha256(json.dumps(values).encode("ascii")).hexdigest()
 
 
 class Recorder:

@@ -238,7 +238,6 @@ class WebRetriever:
     )
     self.counters: Counter[str] = self._caller.counters
     self.close = self._caller.close
-    self._suspects: set[str] = set()
 
   def identity(self) -> Json:
     """Returns JSON values that identify the answers."""
@@ -263,18 +262,13 @@ class WebRetriever:
       return ()
     k = min(request.k, service.most)
     try:
-      answer = await self._caller.ask(
+      return await self._caller.ask(
         service.method,
         self._url,
         read=lambda value: self._passages(value)[:k],
-        # For the circuit breaker, failures of one query count only once.
-        counted=query not in self._suspects,
         **service.request(query, k),
       )
-      self._suspects.clear()
-      return answer
     except types.RetrievalError as error:
-      self._suspects.add(query)
       status = getattr(error, "status", 0)
       if status in _OF_ACCOUNT or (
         status in (400, 422) and _ABOUT_KEYS.search(str(error))

@@ -64,7 +64,12 @@ _TOKENIZERS = pathlib.Path(
 
 # Files that take minutes start first, so that no worker is left with one.
 _LONGEST = (
-  *("test_kills", "test_sharded_step", "test_controller", "test_distributed"),
+  *(
+    "test_kills",
+    "test_sharded_step",
+    "test_process_kills",
+    "test_distributed",
+  ),
   *("test_examples", "test_critic", "test_ppo_runs", "test_stopping"),
   *("test_trainer_on_a_mesh", "test_outages", "test_engine_compiled"),
 )

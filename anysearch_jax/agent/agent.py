@@ -160,7 +160,9 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
       raise ValueError(f"slots: found {slots}, expected at least 1.")
     searching.attach(retriever, engine, codec)
     self.engine, self.slots, self.passages = engine, slots, passages
-    self._parts = driver.EpisodeParts(engine, retriever, config, codec)
+    self._parts = driver.EpisodeParts(
+      engine, retriever, config, codec, systems.of_episode(config)
+    )
     self._scaffold = scaffold
     self._known = {question.text: question for question in known}
     self._corpus = corpus
@@ -185,8 +187,8 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
 
     Args:
       policy: a Hugging Face folder, or a model behind an address.
-      retriever: a retriever, the URL of a retrieval server or those of shards
-        and replicas (docs/retrieval.md), or the folder of an index.
+      retriever: a retriever, the URL of a retrieval server, or the folder of
+        an index.
       config: the environment, limits, sampling and engine. None: those of the
         training run that exported the policy, if it is in a run's folder, and
         otherwise the paper's prompt with `loading.default_config`, or
@@ -210,7 +212,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
   @property
   def cites(self) -> bool:
     """Whether answers cite the passages that were found, as `[2]`."""
-    return systems.of_episode(self._parts.config).cites
+    return self._parts.environment.cites
 
   def refusal(self, text: str) -> str | None:
     """Returns why a question is not worth asking, or None.
@@ -433,7 +435,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
         "seconds of the question's deadline; ask later."
       ) from error
     config = limits.applied(self._parts.config)
-    env = systems.of_episode(config)
+    env = self._parts.environment
     told = _Told(self._parts.engine, self._parts.codec, limits, tell, pieces)
     try:
       trajectory = await driver.run_episode(

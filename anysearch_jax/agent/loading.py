@@ -80,7 +80,7 @@ def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:
   if name.startswith(("http://", "https://")):
     from anysearch_jax.retrieval import http_retriever
 
-    return http_retriever.ShardedRetriever(name)
+    return http_retriever.HttpRetriever(name)
   from anysearch_jax.retrieval.index import opening, search
 
   return search.LocalRetriever(opening.open_index(name))

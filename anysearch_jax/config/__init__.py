@@ -68,32 +68,6 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStartConfig:
-  """The policies that `research.warm_start` makes for the generated world."""
-
-  steps: int = placement(2000, at_least(1))
-  """Optimizer steps."""
-  learning_rate: float = placement(4e-3, at_least(0))
-  """The demonstrations' learning rate."""
-  batch_tokens: int = placement(4096, at_least(1))
-  """Tokens of a batch."""
-  demonstrations: int = placement(24000, at_least(1))
-  """Number of generated demonstrations; training repeats them."""
-  decision_weight: float = placement(3.0, at_least(0))
-  """Weight of the tokens that decide whether to search; all others have 1."""
-  layers: int = placement(3, at_least(1))
-  """Layers of the policy."""
-  hidden: int = placement(96, at_least(1))
-  """Width of the policy."""
-  heads: int = placement(4, at_least(1))
-  """Query heads of the policy."""
-  kv_heads: int = placement(2, at_least(1))
-  """Key and value heads of the policy."""
-  mlp: int = placement(192, at_least(1))
-  """Width of the policy's feed-forward layers."""
-
-
-@dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
   """Which cells (dataset, budget and seed) are evaluated, and how."""
 
@@ -234,7 +208,6 @@ class ExperimentConfig:
   mesh: MeshConfig = MeshConfig()
   lora: LoraConfig = LoraConfig()
   data: DataConfig = DataConfig()
-  warm_start: WarmStartConfig = WarmStartConfig()
   watch: WatchConfig = WatchConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
   evaluation: EvaluationConfig = EvaluationConfig()

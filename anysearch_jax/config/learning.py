@@ -151,11 +151,10 @@ class ObjectiveConfig:
   advantage: str = identity("group", one_of("group", "gae"))
   """`group` (GRPO: rewards standardised in their group) or `gae` (PPO:
   estimated by a critic, see `CriticConfig`)."""
-  baseline: str = learning("group", one_of("group", "turn", "budget"))
+  baseline: str = learning("group", one_of("group", "turn"))
   """What a trajectory's reward is compared with, if `advantage` is `group`: its
   whole `group` (GRPO), or, at each `turn`, those of the group that had been
-  shown the same passages. `budget` replaces rewards by the F1 of the answers at
-  all budgets (BRPO, training/turn_advantages)."""
+  shown the same passages."""
   turn_weight: float = learning(1.0, at_least(0))
   """Weight of the advantages of single searches, which are added to those of
   trajectories if the method rewards searches and `advantage` is `group`."""

@@ -31,9 +31,6 @@ class EpisodeConfig:
   """File with the sentences that state caps besides searches, see
   docs/own.md; "": the shipped ones; `silent`: caps hold and are not stated.
   """
-  control: str = placement("")
-  """Rule of one's own that steers searching, `file.py:NAME`, see
-  docs/budgets.md; "": the policy decides alone."""
   top_k: int = learning(3, at_least(1))
   """Passages that a search asks for."""
   max_generated: int = learning(4096, at_least(1))
@@ -50,10 +47,6 @@ class EpisodeConfig:
   """Tokens kept for the answer: when the others are used up, the environment
   asks for the answer, and one more turn may give it. 0, as in the paper: the
   episode is truncated."""
-  early_answers: bool = learning(False)
-  """Whether, after each search, the policy is also asked what it would answer
-  if its budget ended there. This is recorded with the search and is no part of
-  the episode."""
   turn_deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn, including its time in the engine's queue."""
   search_deadline: float = placement(60.0, POSITIVE)
@@ -124,10 +117,6 @@ class EngineConfig:
   decode_steps: int = placement(16, at_least(1))
   """Limit on the tokens per row that one decode call samples before the rows
   are chosen again."""
-  lookahead: int = placement(0, at_least(0))
-  """Tokens that each step of decode guesses for a row by copying from its
-  context; those that equal the draws save steps. 0: no guesses. Texts are the
-  same but for rounding at near ties."""
   exact: bool = learning(False)
   """Whether one program prefills, samples and scores, so that the importance
   ratio of a token that the present weights sampled is exactly 1; see
@@ -157,6 +146,10 @@ class SglangConfig:
   gateway: str = placement("")
   """Address of an smg gateway, started with --enable-rl, that lists the servers
   instead of `urls`. They may join and leave while a run goes on."""
+  router: str = placement("")
+  """Address that turns go to, of a router that chooses a server for each; ""
+  sends them to the servers. Weights and health are always asked of each server.
+  """
   deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn."""
   retries: int = placement(3, at_least(0))
@@ -261,10 +254,13 @@ class McpConfig:
   """Name of its argument for the number of results; "": none is sent."""
   arguments: str = placement("")
   """Further arguments of every call, as a JSON object; "": none."""
+  fields: tuple[str, ...] = placement(())
+  """Where the results are in what the tool returns, if they are not the only
+  list of its output schema, and the parts of one, if they have other names than
+  `id`, `title`, `text` and `score`: such as `results=data.hits` and
+  `text=snippet`. Empty, and no such list: each text that it returns is one."""
   deadline: float = placement(30.0, POSITIVE)
   """Seconds of a call, with its retries."""
-  largest: int = placement(2_000_000, at_least(1024))
-  """Characters of a result; a larger one fails its search."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,8 +280,7 @@ class RetrievalConfig:
   """Folder of the index's encoder, if it has moved; of the encoder of a
   collection."""
   url: str = placement("")
-  """Address of the server (also of SearXNG); of several, commas divide shards
-  and `|` replicas."""
+  """Address of the server, also of SearXNG."""
   web: str = placement("")
   """`serper`, `serpapi`, `brave`, `tavily` or `searxng`."""
   milvus: str = placement("")

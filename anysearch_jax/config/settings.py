@@ -150,9 +150,9 @@ def listed(group: Any, path: str = "") -> Iterator[Setting]:
   for field in dataclasses.fields(group):
     inner = f"{path}.{field.name}" if path else field.name
     value, meta = getattr(group, field.name), field.metadata.get("setting")
-    if meta is None:
+    if meta is None and dataclasses.is_dataclass(value):
       groups.append((value, inner))
-    else:
+    elif meta is not None:
       yield Setting(inner, value, meta, sentences.get(field.name, ""))
   for value, inner in groups:
     yield from listed(value, inner)
@@ -277,6 +277,61 @@ def typed(hint: Any, value: Any, path: str) -> Any:
       f"{hint.__name__}."
     )
   return value
+
+
+def literal(hint: Any, text: str) -> Any:
+  """Parses the text of a value as a Python literal, but not of a string.
+
+  Args:
+    hint: the type of the setting. Items of a tuple of strings are separated by
+      commas.
+    text: as it is given to a flag.
+
+  Returns:
+    The value, of which `typed` says whether it has the type; the text itself if
+    it is no literal.
+  """
+  if hint is str:
+    return text
+  if typing.get_args(hint)[:1] == (str,) and not text.startswith(("(", "[")):
+    return tuple(filter(None, text.split(",")))
+  try:
+    value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+  except (ValueError, SyntaxError):
+    return text
+  return (
+    value
+    if typing.get_origin(hint) is not tuple or isinstance(value, tuple | list)
+    else (value,)
+  )
+
+
+def with_options(defaults: T, given: Iterable[str], *, path: str) -> T:
+  """Returns a dataclass with the values that `NAME=VALUE` texts give it.
+
+  Args:
+    defaults: a dataclass; settings among its fields are checked (`check`).
+    given: of a name that is given twice, the last value counts.
+    path: of the setting that holds them, for sentences.
+
+  Raises:
+    ValueError: a text is no `NAME=VALUE` of a field, or the value has another
+      type or is out of range.
+  """
+  hints = typing.get_type_hints(type(defaults))
+  values = {}
+  for assignment in given:
+    name, separator, text = assignment.partition("=")
+    if not separator or name not in hints:
+      raise ValueError(
+        f"{path}: found {assignment!r}, expected NAME=VALUE of one of "
+        f"{', '.join(hints)}."
+      )
+    hint = hints[name]
+    values[name] = typed(hint, literal(hint, text), f"{path} {name}")
+  options = dataclasses.replace(defaults, **values)  # type: ignore[type-var]
+  check(options, path)
+  return options
 
 
 class Change(NamedTuple):

@@ -13,17 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping
 
-from anysearch_jax import budgets
 from anysearch_jax.environment import (
   citations,
   protocol,
   scoring,
   spec,
   tools,
-  units,
   wording,
 )
 
@@ -102,29 +99,3 @@ WORDINGS = {
   "world": WORLD,
 }
 PROMPTS = {key: each.environment() for key, each in WORDINGS.items()}
-
-_SLOT = re.compile(r"\{(?:B|Question)\}")
-
-
-def render(
-  template: str,
-  *,
-  budget: int,
-  question: str,
-  caps: budgets.Budget = budgets.NO_CAPS,
-  texts: str = "budget.toml",
-) -> str:
-  """Returns the content of the user message.
-
-  The prompt is filled in one pass, so that a question may itself contain `{B}`.
-
-  Args:
-    template: `scaffold` or `plain` of a `spec.Environment`.
-    budget: searches of a `budgets.Budget`.
-    question: the question, already neutralised.
-    caps: what else the episode may spend, if that is stated; it comes first.
-    texts: `units` of that environment.
-  """
-  values = {"{B}": units.searches(texts, budget), "{Question}": question}
-  filled = _SLOT.sub(lambda match: values[match[0]], template)
-  return units.assigned(texts, caps) + filled

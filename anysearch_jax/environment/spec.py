@@ -9,24 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from anysearch_jax import budgets, types
 from anysearch_jax.environment import citations, protocol, scoring
 from anysearch_jax.environment import tools as tools_lib
 
-
-@dataclasses.dataclass(frozen=True)
-class Verification:
-  """How the policy verifies its own answer while searches are left.
-
-  ask: line after an answer that asks the policy to verify it.
-  accepted: returns whether the policy's reply accepts the answer.
-  resume: line after a reply that does not, which lets the policy continue.
-  """
-
-  ask: str
-  accepted: Callable[[str], bool]
-  resume: str
+# Maps an episode (`rollout.episode_state`) and the event that answers its
+# request, or None if its time is over, to the next episode. A new address asks
+# for turns that are sampled apart; the caller then releases the old one.
+Step = Callable[[Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +51,13 @@ class Environment:
     markers: texts with a meaning in this environment, besides `protocol.TAGS`.
       They are neutralised in questions and passages.
     turns_are_budget: a turn without a search or an answer consumes one search,
-      so an episode has at most budget + 1 turns, apart from verifications.
+      so an episode has at most budget + 1 turns.
     ends_itself: a turn without an action ends the episode as invalid, unless a
       token limit ended the turn.
-    verification: None if the policy does not verify its answers.
-    critic: makes the episode a tree (`rollout/value_tree`): returns a step's
-      progress in [-4, 4] from the policy's reply to `critic_asks`; from the
-      step's own text, if that is "".
+    step: advances its episodes in place of `rollout.episode.step`, which it may
+      call, and keeps what it needs in their `memory`; None: as any other.
+    keeps_room: whether a cap on tokens keeps room for the answer; False if
+      `step` refuses searches in time.
     units: file of the texts that state a budget in units besides searches: the
       name of a shipped one or a path, see `units`.
     states_caps: whether those units are stated at all.
@@ -92,9 +84,8 @@ class Environment:
   markers: tuple[str, ...] = ()
   turns_are_budget: bool = False
   ends_itself: bool = False
-  verification: Verification | None = None
-  critic: Callable[[str], float] | None = None
-  critic_asks: str = ""
+  step: Step | None = None
+  keeps_room: bool = True
   units: str = "budget.toml"
   states_caps: bool = True
   marked: Callable[[Sequence[types.Span]], str | None] | None = None

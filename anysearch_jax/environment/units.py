@@ -1,8 +1,8 @@
-"""States a budget in units besides searches, in the words of an environment.
+"""Renders prompts, and states a budget in the words of an environment.
 
-The texts are `methods/texts/budget.toml` and `budget_world.toml`, or a file of
-the user's (`episode.budget_file`). A budget of searches alone adds nothing to
-any text.
+The texts of units besides searches are `methods/texts/budget.toml` and
+`budget_world.toml`, or a file of the user's (`episode.budget_file`). A budget
+of searches alone adds nothing to any text.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 from collections.abc import Mapping
 
 from anysearch_jax import budgets
@@ -32,6 +33,31 @@ _LARGEST = 20
 _BLOCK_END = "</budget>"
 # The value of `episode.budget_file` for caps that no text states.
 SILENT = "silent"
+_SLOT = re.compile(r"\{(?:B|Question)\}")
+
+
+def render(
+  template: str,
+  *,
+  budget: int,
+  question: str,
+  caps: budgets.Budget = budgets.NO_CAPS,
+  texts: str = "budget.toml",
+) -> str:
+  """Returns the content of the user message.
+
+  The prompt is filled in one pass, so that a question may itself contain `{B}`.
+
+  Args:
+    template: `scaffold` or `plain` of a `spec.Environment`.
+    budget: searches of a `budgets.Budget`.
+    question: the question, already neutralised.
+    caps: what else the episode may spend, if that is stated; it comes first.
+    texts: `units` of that environment.
+  """
+  values = {"{B}": searches(texts, budget), "{Question}": question}
+  filled = _SLOT.sub(lambda match: values[match[0]], template)
+  return assigned(texts, caps) + filled
 
 
 def assigned(file: str, caps: budgets.Budget) -> str:

@@ -56,14 +56,16 @@ class Wording:
   """Which texts an environment has, and how it is made of them.
 
   Attributes:
-    shipped: name of the file in `SHIPPED`.
+    shipped: name of the file in `folder`.
     slots: the placeholders of each text, by its name.
     build: makes the environment of the texts.
+    folder: of the file.
   """
 
   shipped: str
   slots: Mapping[str, Slots]
   build: Callable[[Mapping[str, str]], spec.Environment]
+  folder: pathlib.Path = SHIPPED
 
   @functools.cache  # noqa: B019 - wordings live as long as the process.
   def texts(self, file: str = "") -> Texts:
@@ -73,8 +75,9 @@ class Wording:
     ValueError if the file cannot be read, lacks a text or a placeholder, or has
     one that is unknown.
     """
-    path = pathlib.Path(file) if file else SHIPPED / self.shipped
-    values = read(path, self.slots, BEGINNINGS, shipped=self.shipped)
+    shipped = self.folder / self.shipped
+    path = pathlib.Path(file) if file else shipped
+    values = read(path, self.slots, BEGINNINGS, shipped=str(shipped))
     return Texts(values, file or self.shipped, json_files.sha256(values))
 
   @functools.cache  # noqa: B019

@@ -27,10 +27,9 @@ from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence
-from anysearch_jax.environment import official_scoring, records
+from anysearch_jax.environment import official_scoring, records, spec
 from anysearch_jax.evaluation import journal
 from anysearch_jax.host import counting, loop
-from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
 
 _log = logging.getLogger(__name__)
@@ -55,12 +54,14 @@ class Playing(NamedTuple):
   """How episodes are played.
 
   Attributes:
-    episode: limits and prompts of an episode.
+    episode: limits of an episode.
+    environment: what is played; a controller steers it (`control.steered`).
     slots: number of episodes at a time.
     quiet_seconds: seconds without progress until a warning; 0: no warning.
   """
 
   episode: config_lib.EpisodeConfig
+  environment: spec.Environment
   slots: int
   quiet_seconds: float = 0.0
 
@@ -124,14 +125,14 @@ def _play(
   on_done: Callable[[int, int], None],
 ) -> None:
   """Plays the episodes that `rows` lacks and adds them."""
-  env = systems.of_episode(playing.episode)
+  env = playing.environment
   prices = env.prices(evaluation.prices)
   finished = itertools.count(len(rows) + 1)
   failed: list[types.Trajectory] = []
   inflight = driver.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
   parts = driver.EpisodeParts(
-    player.engine, retriever, playing.episode, player.codec
+    player.engine, retriever, playing.episode, player.codec, env
   )
 
   async def play(place: int) -> None:

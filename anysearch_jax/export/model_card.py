@@ -182,9 +182,11 @@ def _settings(
   groups = [(name, getattr(config, name)) for name in names]
   system = systems.METHODS.get(config.method.name)
   if system and system.reward and not config.reward.function:
-    own = system.constants(config)
+    own = system.constants_of(config)
     # The paper's reward gets the whole configuration.
     groups.insert(0, ("reward", config.reward if own is config else own))
+  if options := config.method.options:
+    yield "method.options", ", ".join(options), "Options of the system."
   for name, group in groups:
     for setting in config_settings.listed(group, name):
       kind = setting.meta and setting.meta.kind

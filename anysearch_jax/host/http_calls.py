@@ -1,4 +1,4 @@
-"""HTTP calls with a deadline, retries, a circuit breaker and redacted errors.
+"""HTTP calls with a deadline, retries and redacted errors.
 
 A `Caller` makes the calls to one service. Error messages never contain its key.
 """
@@ -16,7 +16,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import httpx2
@@ -78,8 +78,6 @@ class Patience:
   wait: seconds that a call may wait for its turn: for a free place, for the
     rate, and because the service says so (429, or 503 with Retry-After), which
     is neither a failure nor a retry, and makes all calls wait.
-  failures, cooldown: after `failures` consecutive failed calls, no call is made
-    for `cooldown` seconds.
   """
 
   deadline: float = settings.placement(30.0, settings.POSITIVE)
@@ -88,78 +86,12 @@ class Patience:
   concurrency: int = settings.placement(4, settings.at_least(1))
   rate: float = settings.placement(0.0, settings.at_least(0))
   wait: float = settings.placement(600.0, settings.POSITIVE)
-  failures: int = settings.placement(5, settings.at_least(1))
-  cooldown: float = settings.placement(10.0, settings.POSITIVE)
 
   def __post_init__(self):
     settings.check(self)
 
 
 DEFAULT = Patience()
-
-
-@dataclasses.dataclass
-class Breaker:
-  """Lets calls through, or refuses them at once while the service fails.
-
-  After `failures` consecutive failed calls, it refuses all calls for `cooldown`
-  seconds and then lets one through. If that one succeeds, all calls are let
-  through again; if it fails, another `cooldown` begins. `clock` is monotonic,
-  in seconds. See https://martinfowler.com/bliki/CircuitBreaker.html.
-  """
-
-  failures: int
-  cooldown: float
-  clock: Callable[[], float]
-  _failed: int = 0
-  _closed_until: float = 0.0
-  _last: str = ""
-  _probing: bool = False
-
-  @contextlib.contextmanager
-  def call(self, *, counted: bool = True) -> Iterator[None]:
-    """Wraps one call; a `RetrievalError` inside counts as a failure.
-
-    A `RefusedError` counts as a success, because the service works. Any other
-    exception, for example a cancellation, says nothing about the service.
-
-    Args:
-      counted: whether an `AnswerError` counts. A caller that finds the service
-        at fault later reports it by `fail`.
-
-    Raises:
-      RetrievalError: calls are refused at present.
-    """
-    is_probe = self._failed >= self.failures
-    left = self._closed_until - self.clock()
-    if is_probe and (left > 0 or self._probing):
-      when = f"in {left:.3g} seconds" if left > 0 else "by the call under way"
-      raise types.RetrievalError(
-        f"{self._failed} calls in a row failed, so nothing is asked; it is "
-        f"tried again {when}. The last met: {self._last}"
-      )
-    self._probing |= is_probe
-    try:
-      yield
-      self.works()
-    except types.RetrievalError as error:
-      if isinstance(error, RefusedError | turns.BusyError):
-        self.works()
-      elif counted or not isinstance(error, AnswerError):
-        self.fail(error)
-      raise
-    finally:
-      self._probing &= not is_probe
-
-  def works(self) -> None:
-    """Says that the service works."""
-    self._failed = 0
-
-  def fail(self, error: types.RetrievalError) -> None:
-    """Counts a failed call."""
-    self._failed += 1
-    self._closed_until = self.clock() + self.cooldown
-    self._last = str(error)
 
 
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
@@ -177,7 +109,6 @@ class Caller:
     price: added to `counters["cost"]` for each call that is answered.
     proxies: whether to use the proxies that the environment names.
     transport: replaces the network, for tests.
-    clock: clock of the circuit breaker.
 
   `counters` holds the number of `requests` sent, how many of them were
   `retries`, the number of calls that were `failures`, the total `seconds` of
@@ -193,14 +124,11 @@ class Caller:
   price: float = 0.0
   proxies: bool = False
   transport: httpx2.AsyncBaseTransport | None = None
-  clock: Callable[[], float] = time.monotonic
 
   def __post_init__(self):
     patience, headers = self.patience, self.headers
     through = redaction.proxy_passwords() if self.proxies else []
     self.redact = redaction.Redactor(self.secret, *through)
-    self._breaker = Breaker(patience.failures, patience.cooldown, self.clock)
-    self.fail = self._breaker.fail
     # Counts of events, and the seconds and dollars, which are fractions.
     self.counters: Any = Counter()
     self._gate = turns.Gate(
@@ -261,9 +189,7 @@ class Caller:
         `RetrievalError` that it raises counts as a failure of the service. It
         must quote the answer only through `redact`.
       limit: result of the method `limit`, for calls with one deadline.
-      counted: whether an `AnswerError` counts as a failure of the service. A
-        caller whose request may itself be at fault passes False and reports by
-        `fail` if it was not.
+      counted: whether an `AnswerError` counts as one of the `failures`.
       joined: makes what joins an answer that is a stream of events: `feed` gets
         its bytes, and `whole` returns the answer as JSON, or raises httpx2's
         error if the stream broke off, which is retried as a broken connection.
@@ -279,11 +205,10 @@ class Caller:
     self._limits.add(limit)
     try:
       async with limit, self._gate.slot():
-        with self._breaker.call(counted=counted):
-          data = await self._try(method, url, limit, joined, request)
-          if self.price:
-            self.counters["cost"] += self.price
-          return read(self._parse(url, data))
+        data = await self._try(method, url, limit, joined, request)
+        if self.price:
+          self.counters["cost"] += self.price
+        return read(self._parse(url, data))
     except TimeoutError:
       self.counters["failures"] += 1
       raise self._late(url, limit) from None
@@ -306,12 +231,10 @@ class Caller:
       return types.RetrievalError(f"{url}: the client was closed.")
     if not limit.is_late:
       return turns.BusyError(f"{url}: {self._gate.waited(limit)}")
-    error = LateError(
+    return LateError(
       f"{url}: no whole answer within {self.patience.deadline:g} seconds. "
       f"{self.advice}"
     )
-    self.fail(error)
-    return error
 
   async def _try(
     self,
@@ -348,7 +271,6 @@ class Caller:
         met = f"HTTP {status}: {message(data, self.redact)}"
         asked = retry_after(response.headers)
         if status == 429 or (status == 503 and asked):
-          self._breaker.works()
           said = f"{url}: {met}"
           self._gate.pause(asked, sent=sent, said=said, limit=limit)
           continue

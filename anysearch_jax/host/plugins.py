@@ -2,7 +2,8 @@
 
 Rewards, systems, retrievers, judges and sources of questions of one's own are
 named in this form and found by `load`. The hash of the file enters the run's
-provenance.
+provenance. A file may import the files beside it, which come after
+the installed packages.
 """
 
 from __future__ import annotations
@@ -149,8 +150,21 @@ def _run(path: str, text: bytes) -> types.ModuleType:
   seconds, the same modification time.
   """
   name = f"own_{hashlib.sha256(path.encode() + text).hexdigest()[:16]}"
+  if (beside := str(_root(pathlib.Path(path)))) not in sys.path:
+    sys.path.append(beside)
   module = types.ModuleType(name)
   module.__file__ = path
   sys.modules[name] = module  # Dataclasses look their module up there.
   exec(compile(text, path, "exec"), vars(module))  # noqa: S102
   return module
+
+
+def _root(path: pathlib.Path) -> pathlib.Path:
+  """Returns the folder from which a file can import its neighbours.
+
+  It is the file's own or, in a package, the one above the package.
+  """
+  folder = path.parent
+  while (folder / "__init__.py").is_file():
+    folder = folder.parent
+  return folder

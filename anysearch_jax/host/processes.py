@@ -1,8 +1,9 @@
 """Exchanges values between the processes that run one program on one mesh.
 
 All processes compute the same values; the first one writes files and prints.
-Every process must make these calls in the same order. With a single process
-they call through and cost nothing.
+Every process must make these calls in the same order, so only one thread of it
+makes them. With a single process they call through and cost nothing; so they do
+inside `alone`, where other threads work for this process only.
 
 The values are JSON values (keys are strings) that may contain NumPy arrays of
 numbers. Tuples from another process arrive as lists. Errors keep their class if
@@ -12,12 +13,13 @@ message cannot run code.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import hashlib
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -26,18 +28,46 @@ from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 
-_HASH = 32  # Bytes of a SHA-256, with which a message begins.
 _PIECE = 1 << 22  # Limit on the bytes of each process in one exchange.
 # The only key of the JSON object that replaces an array; its value is the
 # array's number.
 _ARRAY = "\0array"
 # Packages whose errors are raised again with their own class.
 _KNOWN = ("builtins", "anysearch_jax")
+_thread = threading.local()  # `alone`: whether the thread is inside of it.
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+  """Lets this thread act inside as if its process were the only one.
+
+  No call of this module is then a collective.
+  """
+  before = _is_alone()
+  _thread.alone = True
+  try:
+    yield
+  finally:
+    _thread.alone = before
+
+
+def _is_alone() -> bool:
+  return getattr(_thread, "alone", False)
+
+
+def count() -> int:
+  """Returns the number of processes that act together."""
+  return 1 if _is_alone() else jax.process_count()
+
+
+def index() -> int:
+  """Returns the number of this process among those that act together."""
+  return 0 if _is_alone() else jax.process_index()
 
 
 def is_main() -> bool:
   """Returns whether this process is the one that writes files and prints."""
-  return jax.process_index() == 0
+  return index() == 0
 
 
 def all_gather(make: Callable[[], T]) -> list[T]:
@@ -52,7 +82,7 @@ def all_gather(make: Callable[[], T]) -> list[T]:
       own error, all others that of the first process that failed, so that no
       process waits for one that has left.
   """
-  if jax.process_count() == 1:
+  if count() == 1:
     return [make()]
   own: Exception | None = None
   try:
@@ -77,6 +107,30 @@ def on_main(make: Callable[[], T]) -> T:
   """
   made: list[T] = all_gather(lambda: [make()] if is_main() else [])[0]
   return made[0]
+
+
+def broadcast(make: Callable[[], T]) -> T:
+  """Does as `on_main`, for large results: only the first process sends.
+
+  Args:
+    make: as for `on_main`; its result must be a value that can be shared, see
+      the module.
+
+  Raises:
+    Exception: as `all_gather`.
+  """
+  if count() == 1:
+    return make()
+  content = b""
+
+  def size() -> int:
+    nonlocal content
+    content = encode(make())
+    return len(content)
+
+  length = on_main(size)
+  value, _ = decode(_broadcast(content, length))
+  return value
 
 
 def barrier_call(make: Callable[[], T]) -> T:
@@ -108,7 +162,7 @@ def _copied(sharding: jax.sharding.NamedSharding):
 
 
 def encode(value: Any, error: Exception | None = None) -> bytes:
-  """Encodes a value and an error: a hash, JSON, then the value's arrays."""
+  """Encodes a value and an error: JSON, then the value's arrays."""
   arrays: list[np.ndarray] = []
 
   def aside(x: Any) -> dict[str, int]:
@@ -125,22 +179,11 @@ def encode(value: Any, error: Exception | None = None) -> bytes:
   file = io.BytesIO()
   for array in (np.frombuffer(text, np.uint8), *arrays):
     np.save(file, array, allow_pickle=False)
-  found = file.getvalue()
-  return hashlib.sha256(found).digest() + found
+  return file.getvalue()
 
 
 def decode(content: bytes) -> tuple[Any, dict[str, Any] | None]:
-  """Returns the value and the description of the error; see `encode`.
-
-  Raises:
-    ValueError: the content is not what was encoded.
-  """
-  hashed, content = content[:_HASH], content[_HASH:]
-  if hashlib.sha256(content).digest() != hashed:
-    raise ValueError(
-      f"Found a message of {len(content)} bytes with another SHA-256 than its "
-      "sender's; expected it whole and unchanged. Send it again."
-    )
+  """Returns the value and the description of the error; see `encode`."""
   file, found = io.BytesIO(content), []
   while file.tell() < len(content):
     found.append(np.load(file, allow_pickle=False))
@@ -191,17 +234,30 @@ def error_of(described: Mapping[str, Any]) -> Exception:
 
 
 def _gather(content: bytes) -> list[bytes]:
-  """Returns the bytes of every process, exchanged in pieces of equal size.
-
-  `process_allgather` compiles a program for each shape. The size of a piece is
-  a power of two up to `_PIECE`, so only a few programs are compiled.
-  """
+  """Returns the bytes of every process."""
   gather = multihost_utils.process_allgather
   sizes = gather(np.uint32(len(content))).tolist()
-  longest = max(sizes)
-  piece = min(_PIECE, 1 << (longest - 1).bit_length())
-  padded = np.zeros(-(-longest // piece) * piece, np.uint8)
-  padded[: len(content)] = np.frombuffer(content, np.uint8)
-  pieces = [gather(part) for part in padded.reshape(-1, piece)]
+  pieces = [gather(piece) for piece in _pieces(content, max(sizes))]
   rows = np.concatenate(pieces, axis=1)
   return [row[:size].tobytes() for row, size in zip(rows, sizes)]
+
+
+def _broadcast(content: bytes, length: int) -> bytes:
+  """Returns the first process's bytes; those of others do not count."""
+  pieces = [
+    multihost_utils.broadcast_one_to_all(piece)
+    for piece in _pieces(content, length)
+  ]
+  return np.concatenate(pieces)[:length].tobytes()
+
+
+def _pieces(content: bytes, length: int) -> np.ndarray:
+  """Returns bytes in rows, padded to hold `length` bytes.
+
+  JAX compiles a program for each shape that is exchanged. The size of a piece
+  is a power of two up to `_PIECE`, so only a few programs are compiled.
+  """
+  size = min(_PIECE, 1 << (length - 1).bit_length())
+  padded = np.zeros(-(-length // size) * size, np.uint8)
+  padded[: len(content)] = np.frombuffer(content, np.uint8)
+  return padded.reshape(-1, size)

@@ -31,7 +31,7 @@ _DECODINGS = 4
 _FOLD = str.maketrans(
   "ABCDEFGHIJKLMNOPQRSTUVWXYZ-_", "abcdefghijklmnopqrstuvwxyz+/"
 )
-_ADDRESS = re.compile(r"https?://[^/\s@?#]+(/[^\s@?#]*)?")
+_ADDRESS = re.compile(r"https?://[^/\s@?#,|]+(/[^\s@?#]*)?")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 

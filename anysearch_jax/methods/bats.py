@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from anysearch_jax import types
 from anysearch_jax.environment import prompts, scoring, spec, wording
 from anysearch_jax.methods import method
+from anysearch_jax.rollout import episode, episode_state
 
 REGIMES = ((0.7, "HIGH"), (0.3, "MEDIUM"), (0.1, "LOW"), (0.0, "CRITICAL"))
 _DECISION = re.compile(r'"decision"\s*:\s*"(SUCCESS|CONTINUE|PIVOT)"')
@@ -47,6 +48,40 @@ def accepted(text: str) -> bool:
   return _DECISION.findall(text)[-1:] in ([], ["SUCCESS"])
 
 
+def step(
+  waiting: episode_state.Episode,
+  event: episode_state.Event | None,
+  *,
+  ask: str,
+  resume: str,
+) -> episode_state.Episode:
+  """Advances an episode as `episode.step` does, and has answers verified.
+
+  The verification is skipped if no search or no token is left.
+
+  Args:
+    waiting: its `memory` is True while the policy verifies its answer.
+    event: the answer to its request; None if its time is over.
+    ask: line after an answer that asks the policy to verify it.
+    resume: line after a reply that rejects it, which lets the policy continue.
+  """
+  if waiting.landing or not isinstance(event, types.Generation):
+    return episode.step(waiting, event)
+  if waiting.memory:
+    verified = episode.recorded(waiting, event)
+    verified = dataclasses.replace(verified, memory=None)
+    if accepted(event.text) or verified.full:
+      return episode.finish(verified, types.Outcome.ANSWERED)
+    return episode.next_turn(verified, episode.written(verified, resume))
+  advanced = episode.step(waiting, event)
+  match advanced.request:
+    case episode_state.Done(types.Trajectory(outcome=types.Outcome.ANSWERED)):
+      if advanced.left > 0 and not advanced.full:
+        asking = dataclasses.replace(advanced, memory=True)
+        return episode.next_turn(asking, episode.written(asking, ask))
+  return advanced
+
+
 def answer(spans: Sequence[types.Span], *, ask: str) -> str | None:
   """Returns the model's last answer, ignoring its turns after `ask`."""
   given, asked = [], False
@@ -70,13 +105,15 @@ def _bats(
   prompt = lines["prompt"].replace("{Plan}", lines["plan"] if plans else "")
   if not advises:
     texts = {**texts, "tracker": texts["tracker_numbers"]}
-  verification = spec.Verification(lines["verify"], accepted, lines["resume"])
+  verifying = functools.partial(
+    step, ask=lines["verify"], resume=lines["resume"]
+  )
   return spec.Environment(
     *(prompt, prompt, lines["over_budget"], lines["no_action"]),
     answer=functools.partial(answer, ask=lines["verify"]),
     format=None,
     after_search=functools.partial(track, texts=texts),
-    verification=verification if verifies else None,
+    step=verifying if verifies else None,
   )
 
 

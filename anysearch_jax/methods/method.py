@@ -20,6 +20,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.config import settings
 from anysearch_jax.environment import records, scoring, spec, wording
 
 
@@ -158,6 +159,11 @@ Measure = Callable[
   [types.Trajectory], Mapping[str, float] | Awaitable[Mapping[str, float]]
 ]
 
+# Advantages of the turns of trajectories, float32 `[searches + 1]` each.
+Turns = Callable[
+  [Mapping[types.Place, types.Trajectory]], Mapping[types.Place, np.ndarray]
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class Method:
@@ -172,6 +178,9 @@ class Method:
       replace.
     constants: returns the part of a configuration that `reward` and `steps`
       get as their second argument; the default is all of it.
+    options: a frozen dataclass with the defaults of the system's own options,
+      which `method.options` sets; `reward` and `steps` get it in place of
+      `constants`. None: the system has none.
     reward: maps the outcomes of groups to float32 arrays `[..., G]` by name;
       `total` is the reward, the others are its terms. None if the system is
       not trained.
@@ -188,6 +197,10 @@ class Method:
     steps: returns the reward of each search of a trajectory, float32
       `[searches]`, in the order of `search_ends`. None if the system has no
       step rewards.
+    turns: returns the advantages of the turns of a rollout's valid
+      trajectories, float32 `[searches + 1]`, the last one that of what follows
+      the last search. None: `objective.baseline` says how they are made.
+    step: in training, in place of the environment's `step`.
   """
 
   name: str
@@ -205,6 +218,28 @@ class Method:
   measure: Measure = lambda trajectory: {}
   measurer: Callable[[config_lib.ExperimentConfig], Measure] | None = None
   steps: Callable[[types.Trajectory, Any], np.ndarray] | None = None
+  turns: Turns | None = None
+  step: spec.Step | None = None
+  options: Any = None
+
+  def constants_of(self, config: config_lib.ExperimentConfig) -> Any:
+    """Returns the second argument of `reward` and `steps` in a run.
+
+    Raises:
+      ValueError: `method.options` names an option that the system lacks, or a
+        value that the option cannot have.
+    """
+    given = config.method.options
+    if self.options is not None:
+      return settings.with_options(
+        self.options, given, path="config.method.options"
+      )
+    if given:
+      raise ValueError(
+        f"config.method.options: found {', '.join(given)}, but the system "
+        f"{self.name!r} has no options; expected none."
+      )
+    return self.constants(config)
 
   @property
   def prompts(self) -> str:
@@ -216,7 +251,7 @@ class Method:
 class TrainedMethod:
   """A method as a run trains it; see `Method` for the attributes.
 
-  environment: the one that the run plays.
+  environment: the one that the run plays, with the method's `step`.
   reward, steps: without their second argument.
   measure_deadline: seconds in which an asynchronous `measure` ends.
   """
@@ -227,6 +262,7 @@ class TrainedMethod:
   measure: Measure
   steps: Callable[[types.Trajectory], np.ndarray] | None = None
   measure_deadline: float = 120.0
+  turns: Turns | None = None
 
 
 def parts(valid: chex.Array, **values: chex.Array) -> Terms:
@@ -298,10 +334,17 @@ def compared(
   measure: Measure = lambda trajectory: {},
   **values: Any,
 ) -> Method:
-  """Returns a shipped system: its constants are those of its name.
+  """Returns a system that is trained with a fixed budget.
 
-  Arguments are attributes of `Method`. It is trained with a fixed budget unless
-  `values` says otherwise.
+  Args:
+    name: its constants are `config.method`'s group of this name, if there is
+      one.
+    label: its name in tables.
+    wordings: the texts of its environments, which are made of them.
+    reward: see `Method`; None: the system is not trained.
+    measures: keys of what `measure` returns.
+    measure: what the reward needs of a trajectory.
+    **values: other attributes of `Method`.
   """
   return Method(
     name,
@@ -312,7 +355,7 @@ def compared(
     measures=measures,
     measure=measure,
     **{
-      "constants": lambda config: getattr(config.method, name),
+      "constants": lambda config: getattr(config.method, name, None),
       "train": fixed_budget,
       **values,
     },

@@ -155,6 +155,30 @@ def steps(
   return checked
 
 
+def turns(loaded: plugins.Loaded, where: str) -> method.Turns:
+  """Returns a user's advantages of turns; raises as `reward`."""
+
+  def checked(
+    trajectories: Mapping[types.Place, types.Trajectory],
+  ) -> dict[types.Place, np.ndarray]:
+    with plugins.as_sentence(where, loaded.path):
+      advantages = {
+        place: np.asarray(values, np.float32)
+        for place, values in loaded.value(trajectories).items()
+      }
+    for place, trajectory in trajectories.items():
+      values = advantages.get(place, np.zeros(0))
+      expected = (trajectory.searches + 1,)
+      if values.shape != expected or not np.isfinite(values).all():
+        raise plugins.PluginError(
+          f"{where}: returned {values} for the turns of {place}, expected "
+          f"{expected[0]} finite numbers."
+        )
+    return advantages
+
+  return checked
+
+
 def trial(
   *, group: int, budget: int, measures: Sequence[str]
 ) -> method.Outcomes:

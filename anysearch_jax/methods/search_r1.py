@@ -8,6 +8,7 @@ comparison tells every system its budget.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,15 +28,22 @@ def environment(texts: Mapping[str, str]) -> spec.Environment:
 
 
 def wordings(
-  name: str, slots: Mapping[str, wording.Slots] = {}, **changes: Any
+  name: str,
+  slots: Mapping[str, wording.Slots] = {},
+  *,
+  folder: pathlib.Path = wording.SHIPPED,
+  **changes: Any,
 ) -> dict[str, wording.Wording]:
   """Returns the texts of a system that is played like Search-R1.
 
-  `name` is that of its environment and of its file of texts. `slots` are of the
-  texts that Search-R1's file lacks, `changes` attributes of its environment.
+  Args:
+    name: of its environment and of its file of texts.
+    slots: of the texts that Search-R1's file lacks.
+    folder: where the file of texts is.
+    **changes: attributes of its environment.
   """
   slots = {**wording.ONE_PROMPT, **slots}
-  own = wording.Wording(f"{name}.toml", slots, environment)
+  own = wording.Wording(f"{name}.toml", slots, environment, folder)
   return {
     name: own.then(lambda env: dataclasses.replace(env, **changes)),
     "search_r1_world": prompts.WORLD,

@@ -5,8 +5,9 @@ configs/fidelity_rules.csv lists what differs from the code of their authors.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
@@ -14,23 +15,11 @@ from anysearch_jax.environment import spec, units, wording
 from anysearch_jax.host import plugins
 from anysearch_jax.methods import (
   anysearch,
-  autorefine,
-  autosearch,
   bats,
-  bavt,
-  beta_grpo,
-  hiprag,
-  ikea,
   method,
-  mt_grpo,
-  otc,
   own,
-  r1_searcher,
-  research,
-  saas,
   search_o1,
   search_r1,
-  ssrl,
   stepsearch,
   zerosearch,
 )
@@ -40,9 +29,12 @@ T = TypeVar("T")
 METHODS: dict[str, method.Method] = {
   module.METHOD.name: module.METHOD
   for module in (
-    *(anysearch, search_r1, stepsearch, zerosearch, search_o1, bats, otc, ikea),
-    *(research, autorefine, mt_grpo, r1_searcher, ssrl, hiprag, beta_grpo),
-    *(saas, bavt, autosearch),
+    anysearch,
+    search_r1,
+    stepsearch,
+    zerosearch,
+    search_o1,
+    bats,
   )
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {
@@ -121,8 +113,9 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       f"method.name: {system.name!r} is a system without training; evaluate a "
       f"policy with episode.prompts={system.prompts} instead."
     )
-  constants, name = system.constants(config), config.method.name
+  constants, name = system.constants_of(config), config.method.name
   reward, steps, measure = system.reward, system.steps, system.measure
+  turns = system.turns
   if system.measurer and not config.method.judge:
     measure = system.measurer(config)
   if plugins.is_name(name):
@@ -132,6 +125,8 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       measure = own.judge(change(value=measure), where, system.measures)
     if steps:
       steps = own.steps(change(value=steps), where)
+    if turns:
+      turns = own.turns(change(value=turns), where)
   if function := config.reward.function:
     loaded = plugins.load(
       function,
@@ -144,19 +139,23 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     if not system.measures:
       raise ValueError(
         f"method.judge: found {judge!r}, but {name!r} measures nothing; "
-        "expected none, or a system with measures, such as hiprag."
+        "expected none, or a system with measures, such as search_r1."
       )
     loaded = plugins.load(
       judge, setting="method.judge", expected="a function (trajectory)"
     )
     measure = own.judge(loaded, f"method.judge {judge!r}", system.measures)
+  played = of_episode(config.episode)
+  if system.step is not None:
+    played = dataclasses.replace(played, step=system.step)
   return method.TrainedMethod(
-    of_episode(config.episode),
+    played,
     lambda outcomes: reward(outcomes, constants),
     system.measures,
     measure,
-    None if steps is None else lambda t: steps(t, system.constants(config)),
+    None if steps is None else lambda t: steps(t, system.constants_of(config)),
     config.method.measure_deadline,
+    turns,
   )
 
 
@@ -166,25 +165,54 @@ def environment(name: str, prompt_file: str = "") -> spec.Environment:
   Raises:
     ValueError: no environment has this name, or the file does not fit it.
   """
-  system, _, of = name.rpartition("#")
-  if plugins.is_name(system):
-    env = _named(f"episode.prompts {system}#", get(system).environments, of)
-    if prompt_file:
-      raise ValueError(
-        f"config.episode.prompt_file: found {prompt_file!r} for {name!r}, "
-        "whose texts are in its own file; expected none."
-      )
-    return env
-  found = _named("episode.prompts", ENVIRONMENTS, name)
+  key, environments, wordings, inner = _named_by(name)
+  played = _named(key, environments, inner)
   if not prompt_file:
-    return found
-  if name not in WORDINGS:
+    return played
+  if inner not in wordings:
     raise ValueError(
-      f"config.episode.prompt_file: found a file for the environment {name!r}, "
-      "whose texts are no file; expected one of "
-      f"{', '.join(sorted(WORDINGS))} in episode.prompts."
+      f"config.episode.prompt_file: found {prompt_file!r} for the environment "
+      f"{name!r}, whose texts are no file; expected none, or one of "
+      f"{', '.join(sorted(wordings or WORDINGS))} in episode.prompts."
     )
-  return WORDINGS[name].environment(prompt_file)
+  return wordings[inner].environment(prompt_file)
+
+
+def wording_of(name: str) -> wording.Wording | None:
+  """Returns the texts of an environment; None if they are no file.
+
+  Raises ValueError as `environment`.
+  """
+  key, environments, wordings, inner = _named_by(name)
+  _named(key, environments, inner)
+  return wordings.get(inner)
+
+
+class _Names(NamedTuple):
+  """The environments among which a name is one, see `_named_by`."""
+
+  key: str
+  environments: Mapping[str, spec.Environment]
+  wordings: Mapping[str, wording.Wording]
+  inner: str
+
+
+def _named_by(name: str) -> _Names:
+  """Returns the environments of a value of `episode.prompts`, and their texts.
+
+  They are those of the shipped systems or, for `file.py:NAME#environment`, of a
+  user's system.
+  """
+  system, _, inner = name.rpartition("#")
+  if not plugins.is_name(system):
+    return _Names("episode.prompts", ENVIRONMENTS, WORDINGS, name)
+  own_system = get(system)
+  return _Names(
+    f"episode.prompts {system}#",
+    own_system.environments,
+    own_system.wordings,
+    inner,
+  )
 
 
 def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
@@ -203,7 +231,7 @@ def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
   Raises ValueError as `environment`.
   """
   environment(config.prompts, config.prompt_file)
-  words = WORDINGS.get(config.prompts)
+  words = wording_of(config.prompts)
   return None if words is None else words.texts(config.prompt_file)
 
 

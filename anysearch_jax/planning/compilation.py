@@ -8,20 +8,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import pathlib
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from anysearch_jax.host import captured_stderr, hardware
-from anysearch_jax.planning import collectives, flops, targets
 from anysearch_jax.planning import programs as programs_lib
+from anysearch_jax.planning import targets
 from anysearch_jax.policy.attention import cudnn
 
-_REPLICATED = "Involuntary full rematerialization"
 _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
 # Errors of the TPU compiler for a program that exceeds the memory.
 _REFUSALS = (
@@ -38,45 +35,28 @@ class Part:
   Attributes:
     name: of the program.
     devices: number of devices.
-    tokens: that a call processes.
-    read: bytes that a call reads from memory at least.
     kinds: bytes of its arguments by kind.
     held: bytes that other programs keep meanwhile, by kind.
     offloaded: bytes of other programs that are in host memory meanwhile.
     arguments, temporary: bytes, by the compiler.
     peak: peak bytes, or those in the compiler's refusal.
-    traffic: collectives of a call by kind; None if the compiler refused the
-      program as too large.
-    predicted: seconds of a call; None if the compiler refused it.
-    flops: of a call, over all devices.
-    replications: number of arrays that the partitioner had to replicate
-      ("involuntary full rematerialization"); None if the compiler does not
-      report them (TPU).
+    refused: whether the compiler refused the program as too large.
   """
 
   name: str
   devices: int
-  tokens: int
-  read: int
   kinds: Mapping[str, int]
   held: Mapping[str, int]
   arguments: int
   temporary: int
   peak: int
-  traffic: Mapping[str, collectives.Traffic] | None
-  predicted: targets.Prediction | None
+  refused: bool = False
   offloaded: int = 0
-  flops: int = 0
-  replications: int | None = None
-
-  @property
-  def trains(self) -> bool:
-    return "moments" in self.kinds
 
   @property
   def gradients(self) -> int:
     """Bytes of gradients: one buffer, of the size of the trained parameters."""
-    if not self.trains:
+    if "moments" not in self.kinds:
       return 0
     return self.kinds.get("masters", 0) + self.kinds.get("critic", 0)
 
@@ -90,56 +70,52 @@ class Part:
     """Peak bytes in use, those of other programs included."""
     return self.peak + sum(self.held.values())
 
-  @property
-  def tokens_per_second(self) -> float | None:
-    """Predicted tokens a second; None for a program without tokens."""
-    if not self.predicted or not self.tokens:
-      return None
-    return self.tokens / self.predicted.total
-
   def fits(self, target: targets.Target) -> bool:
-    return self.traffic is not None and self.total <= target.capacity
+    return not self.refused and self.total <= target.capacity
 
 
 def compiled(
-  program: programs_lib.Program, target: targets.Target
-) -> tuple[Any, str, Any, int | None, str]:
+  program: programs_lib.Program,
+  target: targets.Target,
+  **options: Any,
+) -> tuple[Any, int | None]:
   """Compiles a program for devices that this machine need not have.
 
+  Args:
+    program: to compile.
+    target: the hardware that its arrays are on.
+    **options: more options of the compiler.
+
   Returns:
-    The jaxpr, the optimized HLO, the analysis of its memory, the bytes that a
-    refused program needs (which has neither), and what the compiler wrote to
-    standard error.
+    The `jax.stages.Compiled` and None, or None and the bytes that a program
+    needs that the compiler refused.
+
+  Raises:
+    jax.errors.JaxRuntimeError: the compiler failed for another reason than
+      memory.
   """
   platform = target.hardware.platform
   lowering: contextlib.AbstractContextManager = contextlib.nullcontext()
   if isinstance(target.hardware, hardware.Gpu):
     major, minor = target.hardware.capability
     lowering = cudnn.lowering(major + minor / 10)
-  text, analysis, needed = "", None, None
-  with (
-    lowering,
-    jax.sharding.use_abstract_mesh(_mesh(program)),
-    tempfile.TemporaryDirectory() as folder,
-  ):
+  if platform == "cuda":
+    # XLA chooses tiles of Triton products by timing them, and without timing
+    # some sizes have no tiles. So cuBLAS computes all products, and its
+    # workspace counts as memory.
+    options = {"xla_gpu_enable_triton_gemm": False, **options}
+  executable, needed = None, None
+  with lowering, jax.sharding.use_abstract_mesh(_mesh(program)):
     traced = program.fn.trace(*program.args, **program.kwargs)
-    with captured_stderr.standard_error() as errors:
+    with captured_stderr.standard_error():
       lowered = traced.lower(lowering_platforms=(platform,))
       try:
-        found = lowered.compile(compiler_options=_options(platform, folder))
+        executable = lowered.compile(compiler_options=options)
       except jax.errors.JaxRuntimeError as error:
         needed = refused_bytes(str(error))
         if needed is None:
           raise
-    if needed is None:
-      analysis = found.memory_analysis()
-      if platform != "tpu":
-        text = found.as_text() or ""
-      else:
-        # The dump also has small modules; the program's own is the longest.
-        dumps = pathlib.Path(folder).glob("*.after_optimizations.txt")
-        text = max((path.read_text() for path in dumps), key=len)
-  return traced.jaxpr, text, analysis, needed, errors.getvalue()
+  return executable, needed
 
 
 def _mesh(program: programs_lib.Program) -> jax.sharding.AbstractMesh:
@@ -152,21 +128,6 @@ def _mesh(program: programs_lib.Program) -> jax.sharding.AbstractMesh:
     for x in jax.tree.leaves(program.args)
     if isinstance(x.sharding, jax.NamedSharding)
   )
-
-
-def _options(platform: str, folder: str) -> dict[str, Any]:
-  """Returns the options that each compiler needs without a device.
-
-  CUDA: XLA chooses tiles of Triton products by timing them, and without timing
-  some sizes have no tiles. So cuBLAS computes all products, and its workspace
-  counts as memory. TPU: the compiler dumps its text, because it is of another
-  release than JAX and may write syntax that JAX's parser does not know.
-  """
-  if platform == "cuda":
-    return {"xla_gpu_enable_triton_gemm": False}
-  if platform == "tpu":
-    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-  return {}
 
 
 def refused_bytes(message: str) -> int | None:
@@ -189,20 +150,15 @@ def measure(
     jax.errors.JaxRuntimeError: the compiler failed for another reason than
       memory.
   """
-  jaxpr, text, analysis, needed, errors = compiled(program, target)
-  platform, count = target.hardware.platform, len(devices(program))
-  work = flops.count(jaxpr, segment=program.segment, **program.loops)
-  reads = program.args if program.reads is None else program.reads
-  read = program.trips * on_device(reads)
-  traffic = predicted = None
-  if needed is not None:
-    peak, arguments = needed, on_device(program.args)
+  executable, needed = compiled(program, target)
+  platform = target.hardware.platform
+  if executable is None:
+    assert needed is not None  # The compiler said what it needs.
+    peak = needed
+    arguments = on_device(program.args)
     temporary = peak - arguments
   else:
-    traffic = collectives.count(text, trips=program.trips)
-    predicted = targets.predict(
-      target, flops=work / count, read=read, traffic=traffic
-    )
+    analysis = executable.memory_analysis()
     arguments = analysis.argument_size_in_bytes
     temporary = analysis.temp_size_in_bytes
     peak = analysis.peak_memory_in_bytes
@@ -213,36 +169,29 @@ def measure(
       peak = arguments + outputs + temporary
   return Part(
     name=program.name,
-    devices=count,
-    tokens=program.tokens,
-    read=read,
+    devices=len(devices(program)),
     kinds=kinds(program),
     held=held(program, together),
     offloaded=offloaded(program, together),
     arguments=arguments,
     temporary=temporary,
     peak=peak,
-    traffic=traffic,
-    predicted=predicted,
-    flops=work,
-    replications=(None if platform == "tpu" else errors.count(_REPLICATED)),
+    refused=executable is None,
   )
 
 
 def hand_over(
-  together: Sequence[programs_lib.Program],
-  target: targets.Target,
-  *,
-  itemsize: int,
-  adapters: bool,
+  together: Sequence[programs_lib.Program], *, itemsize: int
 ) -> Part:
   """Measures a hand-over of new weights to the engine by its arrays.
 
   It is a program for each layer, so there is none to compile for the whole. The
   trainer publishes a cast copy; the engine drops its old weights before it
-  makes new ones of that copy. Of the programs of the run, `together`, training
-  is first and decode is last; `itemsize` is that of the compute type, and with
-  `adapters` only these are trained.
+  makes new ones of that copy.
+
+  Args:
+    together: the programs of the run; training is first and decode last.
+    itemsize: bytes of a number of the compute type.
   """
   trained, sampled = together[0], together[-1]
   program = programs_lib.Program(
@@ -250,8 +199,6 @@ def hand_over(
     None,
     (),
     {},
-    tokens=0,
-    trips=1,
     kinds={"engine weights": sampled.kinds["engine weights"]},
     # Still that of training: the state is on the device.
     freed=trained.freed,
@@ -260,21 +207,15 @@ def hand_over(
   weights = kinds(sampled)["engine weights"]
   cast = 0 if itemsize == 4 else masters * itemsize // 4
   if not devices(trained) & devices(sampled):
-    cast, masters = weights, 0
-  frozen = weights if adapters else 0
-  moved = masters + 2 * cast + frozen + weights
+    cast = weights
   return Part(
     name=program.name,
     devices=len(devices(program)),
-    tokens=0,
-    read=moved,
     kinds=kinds(program),
     held=held(program, together),
     arguments=weights,
     temporary=cast,
     peak=cast + weights,
-    traffic={},
-    predicted=targets.predict(target, flops=0, read=moved, traffic={}),
   )
 
 

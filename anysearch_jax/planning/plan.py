@@ -1,4 +1,4 @@
-"""The values of a plan: what a configuration needs on a target.
+"""Plans: what a configuration needs on a target, and how long a step takes.
 
 Bytes are those of one device.
 """
@@ -7,59 +7,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.host import hardware
-from anysearch_jax.planning import compilation, targets
-from anysearch_jax.policy import sharding
+from anysearch_jax.host import captured_stderr, hardware
+from anysearch_jax.planning import compilation, programs, targets, whole_step
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, sharding, table
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.report import tables
-
-Cells = Sequence[Sequence[str]]
-
-
-class Phase(NamedTuple):
-  """Seconds of one phase of a step.
-
-  predicted: as assumed. sixty: with 60 % of every peak. floor: at the peaks.
-  """
-
-  name: str
-  predicted: float
-  sixty: float
-  floor: float
-
-
-class Step(NamedTuple):
-  """One optimizer step, with the sampling of its episodes.
-
-  overlapped: whether it samples while it trains.
-  """
-
-  sampling: tuple[Phase, ...]
-  training: tuple[Phase, ...]
-  overlapped: bool
-
-  @property
-  def phases(self) -> list[Phase]:
-    """All phases, and the whole step as the last one."""
-    sampled, trained = (
-      [sum(seconds) for seconds in zip(*(phase[1:] for phase in phases))]
-      for phases in (self.sampling, self.training)
-    )
-    both = max if self.overlapped else lambda x, y: x + y
-    whole = Phase("whole step", *map(both, sampled, trained))
-    return [*self.sampling, *self.training, whole]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """A configuration on a target.
 
-  parameters, trained: numbers of all and of trained parameters. advice: changes
-  that would make it fit; empty if it fits. step: None if a program did not
-  compile. sized: share of the KV cache that `engine.kv_tokens` sizes.
+  Attributes:
+    config: the whole configuration.
+    target: the hardware.
+    parameters: number of all parameters.
+    trained: number of those that are trained.
+    parts: the measured programs.
+    assumptions: sentences.
+    step: the predicted step.
   """
 
   config: config_lib.ExperimentConfig
@@ -68,9 +43,7 @@ class Plan:
   trained: int
   parts: tuple[compilation.Part, ...]
   assumptions: tuple[str, ...]
-  advice: tuple[str, ...] = ()
-  step: Step | None = None
-  sized: float = 1.0
+  step: whole_step.Step
 
   @property
   def mesh(self) -> dict[str, int]:
@@ -78,20 +51,14 @@ class Plan:
     return {axis: getattr(self.config.mesh, axis) for axis in sharding.AXES}
 
   @property
-  def largest(self) -> compilation.Part:
-    return max(self.parts, key=lambda part: part.total)
-
-  @property
   def too_large(self) -> list[compilation.Part]:
     """The programs that exceed a device's capacity."""
     return [part for part in self.parts if not part.fits(self.target)]
 
   @property
-  def hours(self) -> list[float]:
-    """Hours of all optimizer steps: predicted, with 60 % and at the peaks."""
-    steps = self.config.curriculum.total_steps
-    step = self.step.phases[-1][1:] if self.step else ()
-    return [steps * seconds / 3600 for seconds in step]
+  def hours(self) -> float:
+    """Predicted hours of all optimizer steps."""
+    return self.config.curriculum.total_steps * self.step.seconds / 3600
 
   @property
   def fits(self) -> bool:
@@ -99,15 +66,17 @@ class Plan:
 
   @property
   def verdict(self) -> str:
-    """Whether the plan fits, as a sentence."""
+    """Whether the plan fits and how long a step takes, as a sentence."""
     capacity = gib(self.target.capacity)
-    if self.fits:
-      return (
-        f"fits: at most {gib(self.largest.total)} of {capacity} GiB a device, "
-        f"in the {self.largest.name}."
-      )
-    found = ", ".join(f"{p.name} {gib(p.total)}" for p in self.too_large)
-    return f"does not fit: {found} of {capacity} GiB a device."
+    if not self.fits:
+      sizes = ", ".join(f"{p.name} {gib(p.total)}" for p in self.too_large)
+      return f"does not fit: {sizes} of {capacity} GiB a device."
+    largest = max(self.parts, key=lambda part: part.total)
+    return (
+      f"fits: at most {gib(largest.total)} of {capacity} GiB a device, in the "
+      f"{largest.name}. A step takes about {self.step.seconds:.1f} "
+      f"s at {targets.ASSUMED.compute:.0%} of the devices' peak."
+    )
 
 
 def gib(size: float) -> str:
@@ -116,24 +85,20 @@ def gib(size: float) -> str:
 
 
 def to_json(plan: Plan) -> str:
-  """Formats a plan as JSON; FLOPs are those of all devices."""
+  """Formats a plan as JSON."""
   values = {
     "name": plan.config.name,
     "policy": plan.config.policy,
     "target": str(plan.target),
     "mesh": plan.mesh,
-    "own_rollout_devices": bool(plan.config.mesh.rollout),
     "parameters": plan.parameters,
     "trained_parameters": plan.trained,
     "fits": plan.fits,
     "verdict": plan.verdict,
-    "advice": plan.advice,
-    "memory_bytes": plan.target.hardware.memory,
     "capacity_bytes": plan.target.capacity,
     "programs": {part.name: _part_values(part) for part in plan.parts},
-    "step_seconds": plan.step
-    and {phase.name: phase._asdict() for phase in plan.step.phases},
-    "run_hours": plan.step and dict(zip(Phase._fields[1:], plan.hours)),
+    "step_seconds": plan.step.phases,
+    "run_hours": plan.hours,
     "assumptions": plan.assumptions,
   }
   return json.dumps(values, indent=2) + "\n"
@@ -145,7 +110,6 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
     kinds["gradients"] = part.gradients
   return {
     "devices": part.devices,
-    "tokens": part.tokens,
     "kinds_bytes": kinds,
     "held_bytes": part.held,
     "offloaded_bytes": part.offloaded,
@@ -153,35 +117,33 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
     "temporary_bytes": part.temporary,
     "peak_bytes": part.peak,
     "total_bytes": part.total,
-    "refused_by_compiler": part.traffic is None,
-    "flops": part.flops,
-    "read_bytes": part.read,
-    "collectives": {
-      kind: traffic._asdict() for kind, traffic in (part.traffic or {}).items()
-    },
-    "full_rematerializations": part.replications,
-    "predicted_seconds": part.predicted and part.predicted._asdict(),
-    "predicted_tokens_per_second": part.tokens_per_second,
+    "refused_by_compiler": part.refused,
   }
 
 
-def text(plan: Plan, *, before: Mapping[str, Any] | None = None) -> str:
-  """Formats a plan for a terminal: tables, verdict and what is assumed.
-
-  `before` has another plan's `step_seconds` of `to_json`, which stand beside
-  this plan's.
-  """
-  lines = [_title(plan), "", *tables.aligned(_rows(plan)), ""]
-  if plan.step:
-    lines += [*tables.aligned(_step_rows(plan, plan.step, before)), ""]
-  lines += [f"Verdict: {plan.verdict}"]
-  for title, sentences in (
-    ("What would make it fit:", plan.advice),
-    ("Assumed:", plan.assumptions),
-  ):
-    if sentences:
-      lines += ["", title, *("  " + sentence for sentence in sentences)]
-  return "\n".join(lines)
+def text(plan: Plan) -> str:
+  """Formats a plan for a terminal: tables, verdict and what is assumed."""
+  curriculum = plan.config.curriculum
+  together = ", sampling beside training" if plan.step.overlapped else ""
+  step = [
+    [f"predicted seconds of a step{together}", ""],
+    *([name, f"{size:.1f}"] for name, size in plan.step.phases.items()),
+    [f"hours of {curriculum.total_steps:,} steps", f"{plan.hours:.1f}"],
+  ]
+  return "\n".join(
+    [
+      _title(plan),
+      "",
+      *tables.aligned(_rows(plan)),
+      "",
+      *tables.aligned(step),
+      "",
+      f"Verdict: {plan.verdict}",
+      "",
+      "Assumed:",
+      *("  " + sentence for sentence in plan.assumptions),
+    ]
+  )
 
 
 def _title(plan: Plan) -> str:
@@ -198,7 +160,7 @@ def _title(plan: Plan) -> str:
   )
 
 
-def _rows(plan: Plan) -> Cells:
+def _rows(plan: Plan) -> list[list[str]]:
   """Returns table rows with a column for each program, without empty rows."""
   parts, capacity = plan.parts, plan.target.capacity
 
@@ -208,51 +170,26 @@ def _rows(plan: Plan) -> Cells:
     values = [cell(part) for part in parts]
     return [name, *("" if v is None else form.format(v) for v in values)]
 
-  def gib(name: str, cell: Callable[[compilation.Part], int]) -> list[str]:
-    return row(name, lambda p: cell(p) / hardware.GIB or None, "{:.2f}")
-
-  def heading(name: str) -> list[str]:
-    return [name, *[""] * len(parts)]
-
-  def sent(kind: str) -> list[str]:
-    """Returns what a device sends in a kind of collective."""
-    found = [(part.traffic or {}).get(kind) for part in parts]
-    return [f"  {kind}", *(f"{t.bytes / 1e9:.2f}" if t else "" for t in found)]
-
-  def seconds(name: str) -> list[str]:
-    return row(
-      f"  {name}",
-      lambda p: p.predicted and getattr(p.predicted, name),
-      "{:.3f}",
-    )
+  def in_gib(name: str, cell: Callable[[compilation.Part], int]) -> list[str]:
+    return row(f"  {name}", lambda p: cell(p) / hardware.GIB or None, "{:.2f}")
 
   kinds = dict.fromkeys(
     name for part in parts for name in (*part.kinds, *part.held)
   )
-  traffic = dict.fromkeys(kind for part in parts for kind in part.traffic or {})
-  found = [
+  rows = [
     ["", *(part.name for part in parts)],
     row("devices", lambda p: p.devices, "{}"),
-    row("tokens a call", lambda p: p.tokens, "{:,}"),
-    heading("GiB a device"),
+    ["GiB a device", *[""] * len(parts)],
     *(["  " + kind, *(_kind_cell(p, kind) for p in parts)] for kind in kinds),
-    gib("  gradients", lambda p: p.gradients),
-    gib("  activations, temporaries", lambda p: p.activations),
-    gib("  in host memory meanwhile", lambda p: p.offloaded),
-    gib("  compiler's peak", lambda p: p.peak),
-    gib("  peak and what is held", lambda p: p.total),
-    gib("  capacity", lambda p: capacity),
+    in_gib("gradients", lambda p: p.gradients),
+    in_gib("activations, temporaries", lambda p: p.activations),
+    in_gib("in host memory meanwhile", lambda p: p.offloaded),
+    in_gib("compiler's peak", lambda p: p.peak),
+    in_gib("peak and what is held", lambda p: p.total),
+    in_gib("capacity", lambda p: capacity),
     row("  filled", lambda p: p.total / capacity, "{:.0%}"),
-    row("PFLOP a call, all devices", lambda p: p.flops / 1e15, "{:.3f}"),
-    row("GB a device reads at least", lambda p: p.read / 1e9, "{:.1f}"),
-    heading("GB a device sends"),
-    *map(sent, traffic),
-    row("involuntary rematerializations", lambda p: p.replications, "{}"),
-    heading("predicted seconds a call"),
-    *map(seconds, targets.Prediction._fields),
-    row("predicted tokens a second", lambda p: p.tokens_per_second, "{:,.0f}"),
   ]
-  return [row for row in found if any(row[1:]) or not row[0].startswith("  ")]
+  return [row for row in rows if any(row[1:]) or not row[0].startswith("  ")]
 
 
 def _kind_cell(part: compilation.Part, kind: str) -> str:
@@ -262,34 +199,138 @@ def _kind_cell(part: compilation.Part, kind: str) -> str:
   return f"({part.held[kind] / hardware.GIB:.2f})" if kind in part.held else ""
 
 
-def _step_rows(
-  plan: Plan, step: Step, before: Mapping[str, Any] | None
-) -> Cells:
-  """Returns table rows of the phases of a step, and of the whole run."""
-  together = ", sampling beside training" if step.overlapped else ""
-  heads, fields = ["predicted", "at 60 %", "floor"], Phase._fields[1:]
-  found = {phase.name: phase[1:] for phase in step.phases}
-  earlier: dict[str, tuple[float, ...]] = {}
-  if before is not None:
-    earlier = {
-      name: tuple(phase[field] for field in fields)
-      for name, phase in before.items()
-    }
-    heads += [f"{head}, before" for head in heads]
-  # The last phase of both is the whole step.
-  names = dict.fromkeys([*list(found)[:-1], *earlier, "whole step"])
-  nothing = (0.0,) * len(fields) if earlier else ()
-  rows = {
-    name: (*found.get(name, nothing), *earlier.get(name, nothing))
-    for name in names
-  }
-  hours = f"hours of {plan.config.curriculum.total_steps:,} steps"
-  rows[hours] = tuple(plan.hours)
-  width = len(heads)
-  return [
-    [f"seconds of a step{together}", *heads],
-    *(
-      [name, *(f"{x:.1f}" for x in values), *[""] * (width - len(values))]
-      for name, values in rows.items()
+def make(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  target: targets.Target,
+  *,
+  expected: whole_step.Episodes | None = None,
+  log: Callable[[str], None] = lambda line: None,
+) -> Plan:
+  """Compiles the programs of a configuration for a target.
+
+  Args:
+    config: its training mesh is on the target's devices. If its rollout devices
+      have larger indices, sampling has another target of the same kind.
+    a: the policy's architecture, without adapters.
+    target: the hardware to plan for.
+    expected: the episodes; by default those of `whole_step.episodes_of`.
+    log: called with a sentence before each program is compiled.
+
+  Raises:
+    ValueError: the mesh does not suit the target or the policy.
+    ModuleNotFoundError: a compiler is not installed.
+  """
+  expected = expected or whole_step.episodes_of(config)
+  mesh = config.mesh
+  filled = expected.micro_batches(config.batch, mesh.rows)
+  together = programs.programs(config, a, devices=devices(mesh, target))
+  parts = []
+  for program in together:
+    log(f"compiling the {program.name} for {target}")
+    parts.append(compilation.measure(program, together, target))
+  decode = parts[-1]
+  parts.append(
+    compilation.hand_over(
+      together, itemsize=jnp.dtype(config.compute_dtype).itemsize
+    )
+  )
+  step = whole_step.predict(config, a, expected, decode=decode, target=target)
+  adapted = lora.attach(a, config.lora)
+  return Plan(
+    config=config,
+    target=target,
+    parameters=weights.count(table.rows(adapted)),
+    trained=weights.count(table.trainable_rows(adapted)),
+    parts=tuple(parts),
+    assumptions=(
+      f"An optimizer step packs {expected.trajectories} episodes of "
+      f"{expected.tokens:,} tokens on average, spread by "
+      f"{whole_step.SPREAD:.0%}, into {filled} micro-batches.",
+      _memory_sentence(target.hardware),
+      *targets.sentences(target),
+      *whole_step.sentences(config, expected),
+      *_servers_sentence(config, decode, target),
+      *sent_sentence(config, a),
     ),
+    step=step,
+  )
+
+
+def devices(
+  mesh: config_lib.MeshConfig, target: targets.Target
+) -> list[jax.Device]:
+  """Returns the compile-only devices that the indices of a mesh refer to.
+
+  Raises:
+    ValueError: training needs more devices than the target has, or the rollout
+      devices are not all in one copy of the target.
+  """
+  wanted = [mesh.size, *(i + 1 for i in mesh.trainer)]
+  if max(wanted) > target.count:
+    raise ValueError(
+      f"The mesh of {mesh} (mesh.trainer {mesh.trainer}) needs more devices "
+      f"than {target} has; plan for a larger target, or another mesh."
+    )
+  copies = {index // target.count for index in mesh.rollout} or {0}
+  if len(copies) > 1:
+    raise ValueError(
+      f"mesh.rollout {mesh.rollout} are not all on one {target}: plan for a "
+      "target that has all of them, or let sampling share those of training "
+      "(mesh.rollout=())."
+    )
+  with captured_stderr.standard_error():
+    return [
+      device
+      for _ in range(max(copies) + 1)
+      for device in targets.devices(target)
+    ]
+
+
+def _memory_sentence(found: hardware.Hardware) -> str:
+  size, share = gib(found.memory), found.head_room
+  if not isinstance(found, hardware.Gpu):
+    return f"A program may fill {size} GiB, its compiler's limit."
+  return (
+    f"Programs may fill {share} of {size} GiB: the rest is for the CUDA "
+    "context, NCCL and libraries' workspaces, which the compiler does not "
+    "count. JAX by itself takes 0.75: run with "
+    f"XLA_PYTHON_CLIENT_MEM_FRACTION={share}."
+  )
+
+
+def _servers_sentence(
+  config: config_lib.ExperimentConfig,
+  decode: compilation.Part,
+  target: targets.Target,
+) -> list[str]:
+  """Returns what SGLang servers on the training devices may take, if any."""
+  if not config.servers_share:
+    return []
+  held, size = sum(decode.held.values()), decode.kinds["engine weights"]
+  share = max(0.0, (target.capacity - held) / target.hardware.memory)
+  return [
+    "SGLang servers have these devices while they sample (sglang.colocated), "
+    f"beside {gib(held)} GiB of the trainer: weights "
+    f"({gib(size)} GiB), KV cache and CUDA graphs may take "
+    f"{math.floor(100 * share) / 100} of a device, --memory somewhat less. "
+    "Prefill and decode are those of the in-process engine."
   ]
+
+
+def sent_sentence(
+  config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
+) -> list[str]:
+  """Returns the bytes that SGLang servers get of each version, if any."""
+  if config.engine.kind != "sglang":
+    return []
+  size = jnp.dtype(config.compute_dtype).itemsize
+  whole = f"{size * weights.count(table.base_rows(a)) / 1e9:.1f} GB"
+  if config.lora.rank:
+    adapted = table.adapter_rows(lora.attach(a, config.lora))
+    return [
+      f"SGLang servers get {size * weights.count(adapted) / 1e6:.0f} MB of "
+      f"adapters a version, and once {whole} of the base."
+    ]
+  delta = " at most, as deltas (sglang.deltas)" if config.sglang.deltas else ""
+  return [f"SGLang servers get {whole} a version{delta}."]

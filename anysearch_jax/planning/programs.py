@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +18,6 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import (
   batching,
-  logprobs,
   optimizers,
   placement,
   ppo,
@@ -45,20 +43,10 @@ class Program(NamedTuple):
     fn: the jitted function, with donation and shardings.
     args: abstract arguments (`jax.ShapeDtypeStruct` with their shardings).
     kwargs: static arguments.
-    tokens: number of tokens that a call processes or samples.
-    trips: iterations of its loop whose bound only the device knows
-      (micro-batches of an optimizer step, tokens of a decode call).
     kinds: abstract arrays by kind: `masters`, `critic`, `moments`, `reference`,
       `KV cache`, `engine weights`, `batch`. The same kind in two programs is
       the same arrays; all but `batch` remain between calls, unless another
       program has them freed or offloaded.
-    reads: abstract arrays that each trip reads from memory at least; None means
-      all arguments.
-    blocks: iterations of the loop that is inside the other one, or alone:
-      attention's over blocks of cached keys, or that over chunks of scored
-      positions in a micro-batch; 0 without such a loop.
-    segment: tokens of the segments that its rows are packed with; None if rows
-      are not packed.
     freed: kinds of other programs that are in no memory while it runs.
     offloaded: kinds of other programs that are in host memory meanwhile.
   """
@@ -67,21 +55,9 @@ class Program(NamedTuple):
   fn: Any
   args: tuple[Any, ...]
   kwargs: Mapping[str, Any]
-  tokens: int
-  trips: int
   kinds: Mapping[str, Any]
-  reads: Any = None
-  blocks: int = 0
-  segment: int | None = None
   freed: frozenset[str] = frozenset()
   offloaded: frozenset[str] = frozenset()
-
-  @property
-  def loops(self) -> dict[str, int]:
-    """Iterations of loops of unknown bounds, as arguments of `flops.count`."""
-    if self.blocks and self.trips == 1 and self.segment is None:
-      return {"trips": self.blocks}
-    return {"trips": self.trips, "inner": max(self.blocks, 1)}
 
 
 def programs(
@@ -89,9 +65,6 @@ def programs(
   a: architecture_lib.Architecture,
   *,
   devices: Sequence[jax.Device],
-  micro_batches: int,
-  segment: int,
-  scored: float = 1.0,
 ) -> list[Program]:
   """Returns the train step, the passes before it, prefill and decode.
 
@@ -100,9 +73,6 @@ def programs(
     a: the policy's architecture, without adapters.
     devices: of the target. Training uses those of `config.mesh`; sampling those
       of `config.mesh.rollout`, by default the training devices.
-    micro_batches: number of micro-batches that one optimizer step fills.
-    segment: tokens of the episodes that training rows are packed with.
-    scored: share of the positions whose log-probabilities are computed.
 
   Raises:
     ValueError: the mesh does not suit the devices or the policy.
@@ -120,9 +90,7 @@ def programs(
       freed = frozenset(["KV cache", "engine weights"])
     elif config.engine.free_kv_while_training:
       freed = frozenset(["KV cache"])
-  trained = _training(
-    config, placed, base_dtype, micro_batches, segment, scored
-  )
+  trained = _training(config, placed, base_dtype)
   sampled = sampling(config.engine, config.sampling, placed, base_dtype)
   return [
     *(program._replace(freed=freed) for program in trained),
@@ -134,9 +102,6 @@ def _training(
   config: config_lib.ExperimentConfig,
   placed: placement.Placement,
   base_dtype: Any,
-  micro_batches: int,
-  segment: int,
-  share: float,
 ) -> Iterator[Program]:
   """Yields the train step and the passes before it."""
   a, objective = placed.a, config.objective
@@ -161,26 +126,14 @@ def _training(
       experts=placement.recorded(a, config),
     ),
   )
-  # Each row length has its own loop; micro-batches are assumed to be divided
-  # evenly among them.
-  trips = math.ceil(micro_batches / len(batch))
-  _, rows, length = batch[-1].tokens.shape
-  rows //= placed.row_multiple
-  chunk = logprobs.chunk(rows, length, config.batch.logprob_chunk)
-  chunks = math.ceil(share * rows * length / chunk)
 
-  def program(name, fn, state, read, reference, batch, **kinds) -> Program:
+  def program(name, fn, state, reference, batch, **kinds) -> Program:
     return Program(
       name,
       fn,
       (state, reference, batch),
       {},
-      tokens=sum(trips * math.prod(x.tokens.shape[1:]) for x in batch),
-      trips=trips,
       kinds=kinds | {"reference": reference, BATCH: batch},
-      reads=(read, reference),
-      blocks=chunks,
-      segment=segment,
     )
 
   tx = optimizers.adamw(a, config.optimizer, critic=critic)
@@ -208,7 +161,6 @@ def _training(
     "train step",
     train_step.make(loss, tx, shardings),
     state,
-    state.trained,
     reference,
     stepped,
     masters=state.params,
@@ -221,7 +173,6 @@ def _training(
       "old log-probabilities",
       train_step.make_scorer(a, sharding=placed.rows, **scored),
       state.params,
-      state.params,
       reference,
       batch,
       masters=state.params,
@@ -231,7 +182,6 @@ def _training(
     yield program(
       "value pass",
       estimator.value,
-      state.critic,
       state.critic,
       None if a.lora is None else reference,
       batch,
@@ -259,37 +209,18 @@ def sampling(
   )
   columns = kv_memory.pages_of(config.max_context, config)
   listed = columns * len(pages)
-  near = kv_memory.pages_of(a.window, config)
-  read = [near if i in a.windowed else columns for i in range(a.layers)]
   by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
 
   def array(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=by_rows)
 
-  def program(name, fn, *args, rows, tokens, **options) -> Program:
-    def of_step(x: jax.ShapeDtypeStruct, pages: int) -> jax.ShapeDtypeStruct:
-      """Returns the pages of a layer that one step reads, `pages` a row."""
-      shape = (x.shape[0], min(rows * pages, x.shape[1]), *x.shape[2:])
-      return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
-
+  def program(name, fn, *args, **options) -> Program:
     return Program(
       name,
       fn,
       (params, store, *args),
       {"model": model, **options},
-      tokens=tokens,
-      trips=options.get("steps", 1),
       kinds={"engine weights": params, "KV cache": store},
-      reads=(
-        params,
-        [
-          jax.tree.map(functools.partial(of_step, pages=pages), layer)
-          for layer, pages in zip(store, read)
-        ],
-      ),
-      blocks=math.ceil(
-        a.seen(config.max_context) / max(model.paged.block, config.page)
-      ),
     )
 
   rows, chunk = config.prefill_lanes, config.prefill_chunk
@@ -299,8 +230,6 @@ def sampling(
     kv_store.Chunks(
       array(rows, listed), array(rows, chunk), array(rows), array(rows)
     ),
-    rows=rows,
-    tokens=rows * chunk,
   )
   rows, steps = config.lanes[-1], config.decode_steps
   # The rows that decode gathers: () but on CPUs.
@@ -317,7 +246,7 @@ def sampling(
     kv_store.decode,
     tuple(_placed(layer, where) for layer in gathered),
     kv_store.Turns(
-      *(array(rows, listed), array(rows, kv_store.window(config))),
+      *(array(rows, listed), ints),
       *(ints, ints, array(rows, 5, dtype=jnp.uint32)),
       *(ints, array(rows, dtype=jnp.uint32)),
       sampling_lib.Settings(floats, floats, ints),
@@ -329,8 +258,6 @@ def sampling(
         jnp.zeros(a.vocab_size, jnp.uint32), jax.random.key(0)
       )
     ),
-    rows=rows,
-    tokens=rows * steps,
     steps=steps,
     restricted=sampling_lib.restricts(drawing),
   )

@@ -9,13 +9,11 @@ import dataclasses
 import importlib.metadata
 import math
 import os
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from anysearch_jax.host import hardware as hardware_lib
-from anysearch_jax.planning import collectives
 
 # GPUs of one host; with more, collectives use the network.
 _GPUS_A_HOST = 8
@@ -43,12 +41,6 @@ class Target:
   def capacity(self) -> int:
     """Bytes that programs may fill on a device."""
     return int(self.hardware.head_room * self.hardware.memory)
-
-  @property
-  def link_bandwidth(self) -> float:
-    """Bytes a second that a device sends to others, by the slowest link."""
-    h = self.hardware
-    return h.network_bandwidth if self.hosts > 1 else h.link_bandwidth
 
   def __str__(self) -> str:
     return f"{self.hardware.name}:{'x'.join(map(str, self.shape))}"
@@ -190,71 +182,44 @@ def _installed(name: str) -> bool:
   return any(importlib.metadata.distributions(name=name))
 
 
-class Assumptions(NamedTuple):
-  """Assumed shares of the peaks; `latency` is seconds for each collective."""
+class Efficiency(NamedTuple):
+  """Assumed shares of the peaks of products, and of the memory's bandwidth."""
 
   compute: float = 0.4
   memory: float = 0.8
-  links: float = 0.8
-  latency: float = 10e-6
 
 
-ASSUMED = Assumptions()
+ASSUMED = Efficiency()
 
 
-class Prediction(NamedTuple):
-  """Seconds of a call; `total` is not their sum, see `predict`.
-
-  `floor` is what no program with the same FLOPs and bytes can beat: every
-  resource is at its peak, and all of them overlap.
-  """
-
-  compute: float
-  memory: float
-  links: float
-  total: float
-  floor: float
-
-
-def predict(
-  target: Target,
+def seconds(
+  hardware: hardware_lib.Hardware,
   *,
   flops: float,
   read: float,
-  traffic: Mapping[str, collectives.Traffic],
-  assumed: Assumptions = ASSUMED,
-) -> Prediction:
-  """Predicts the seconds of one call: max(compute, memory) + links.
+  efficiency: Efficiency = ASSUMED,
+) -> float:
+  """Returns the seconds of some work on one device.
 
-  FLOPs, the bytes `read` from memory and the traffic by kind of collective are
-  those of one device; `assumed` are shares of the peaks.
+  Args:
+    hardware: the device.
+    flops: of its matrix products.
+    read: bytes that it reads from memory, in the shadow of the products.
+    efficiency: shares of the peaks; at `Efficiency(1, 1)` no program with
+      the same work is faster.
   """
-  peaks = (
-    flops / target.hardware.flops,
-    read / target.hardware.memory_bandwidth,
-    collectives.total(traffic) / target.link_bandwidth,
-  )
-  compute = peaks[0] / assumed.compute
-  memory = peaks[1] / assumed.memory
-  links = peaks[2] / assumed.links
-  links += assumed.latency * sum(t.operations for t in traffic.values())
-  return Prediction(
-    compute, memory, links, max(compute, memory) + links, max(peaks)
-  )
+  computing = flops / (efficiency.compute * hardware.flops)
+  reading = read / (efficiency.memory * hardware.memory_bandwidth)
+  return max(computing, reading)
 
 
 def sentences(target: Target) -> list[str]:
-  """Returns sentences that state what a prediction assumes."""
-  h, a = target.hardware, ASSUMED
+  """Returns sentences that state what a prediction assumes of a target."""
+  hardware, efficiency = target.hardware, ASSUMED
   return [
-    f"{h.source}.",
-    f"Matrix products, recomputed ones included, run at {a.compute:.0%} of "
-    f"{h.flops / 1e12:.0f} TFLOP/s a device.",
-    f"Memory is read at {a.memory:.0%} of {h.memory_bandwidth / 1e9:.0f} GB/s, "
-    "in the shadow of the products.",
-    f"Collectives send at {a.links:.0%} of {target.link_bandwidth / 1e9:.0f} "
-    f"GB/s a device{' over the network' if target.hosts > 1 else ''}, plus "
-    f"{a.latency * 1e6:.0f} us each; none overlaps with anything.",
-    "The floor is the same work with products, memory and links at their peaks "
-    "and all at once.",
+    f"{hardware.source}.",
+    f"Matrix products run at {efficiency.compute:.0%} of "
+    f"{hardware.flops / 1e12:.0f} TFLOP/s a device, memory is read at "
+    f"{efficiency.memory:.0%} of {hardware.memory_bandwidth / 1e9:.0f} GB/s in "
+    "their shadow, and collectives take no time.",
   ]

@@ -1,9 +1,10 @@
-"""Predicts one optimizer step with the sampling of its episodes.
+"""Predicts the seconds of an optimizer step with the sampling of its episodes.
 
-Training is counted from its compiled programs. Sampling is counted by hand,
-because the compiled calls have every row at the longest context: FLOPs of the
-weights and of attention at the mean context, and bytes of weights, keys and
-values for each token that a row samples.
+Both are counted by hand at an assumed share of the peaks: XLA's own cost
+analysis counts the body of a loop once, and the decoder is a loop over layers.
+Training has the model FLOPs of `training.throughput`, with a forward pass more
+where everything is recomputed. Sampling has the FLOPs of weights and of
+attention at the mean context, and the bytes of weights, keys and values.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.planning import collectives, compilation, plan, targets
+from anysearch_jax.planning import compilation, targets
 from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import lora, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy import table
 from anysearch_jax.policy.attention import pages as pages_lib
-from anysearch_jax.training import batching
+from anysearch_jax.training import batching, throughput
 
 # Three or four turns with their passages; nobody has measured it.
 _TOKENS = 2560
@@ -28,22 +29,46 @@ _GENERATED = 800
 SPREAD = 0.3
 # The share of a decode call's rows that sample, on average.
 OCCUPANCY = 0.8
-# The share of lookahead's guesses that are right, each after right ones:
-# between .18 in the generated world and .32 in three episodes of Qwen3-8B.
-ACCEPTED = 0.25
 # Tokens of the passages that a search adds; a chunk of prefill is padded.
 OBSERVATION = 590
 # Tokens of the paper's shorter prompt, without the scaffold, and a question.
 PROMPT = 230
-SIXTY = targets.Assumptions(compute=0.6, memory=0.6, links=0.6)
+
+
+class Step(NamedTuple):
+  """Seconds of one optimizer step.
+
+  Attributes:
+    sampling: of its episodes, by phase.
+    training: of all passes.
+    overlapped: whether it samples while it trains.
+  """
+
+  sampling: Mapping[str, float]
+  training: float
+  overlapped: bool
+
+  @property
+  def phases(self) -> dict[str, float]:
+    """All phases, and the whole step as the last one."""
+    both = sum(self.sampling.values()), self.training
+    whole = max(both) if self.overlapped else sum(both)
+    return {**self.sampling, "training": self.training, "whole step": whole}
+
+  @property
+  def seconds(self) -> float:
+    """The seconds of the whole step."""
+    return self.phases["whole step"]
 
 
 class Episodes(NamedTuple):
   """The episodes of an optimizer step.
 
-  tokens: of the average episode's whole context, which is one segment of a
-    training row. generated: of them, those that the policy samples.
-  trajectories: episodes that an optimizer step trains on.
+  Attributes:
+    tokens: of the average episode's whole context, which is one segment of a
+      training row.
+    generated: of them, those that the policy samples.
+    trajectories: episodes that an optimizer step trains on.
   """
 
   tokens: int
@@ -63,20 +88,11 @@ class Episodes(NamedTuple):
     deviation = min(SPREAD * self.tokens, room)
     return [max(1, round(self.tokens + deviation * z)) for z in scores]
 
-  def segment(self, longest: int) -> int:
-    """Returns the mean over all tokens of the tokens of their episode.
-
-    Attention's work grows with the squares of `sizes`: it is that of segments
-    of this length.
-    """
-    sizes = self.sizes(longest)
-    return round(sum(n * n for n in sizes) / sum(sizes))
-
   def micro_batches(self, batch: config_lib.BatchConfig, multiple: int) -> int:
-    """Returns the number of micro-batches that `pack` makes of them.
+    """Returns the micro-batches that `pack` makes of them.
 
-    `multiple` is the number of devices that rows are sharded over. Raises
-    ValueError if the configuration allows fewer.
+    Raises ValueError if the configuration allows fewer; `multiple` devices
+    share the rows.
     """
     sizes = [n - 1 for n in self.sizes(batch.row_lengths[-1]) if n > 1]
     return sum(batching.micro_batches(sizes, config=batch, multiple=multiple))
@@ -92,9 +108,8 @@ def episodes_of(
 
   Args:
     config: the whole configuration.
-    tokens: of an episode; by default 2,560 or a training row, if that is less.
-    generated: of them, those that the policy samples; by default 800 or half
-      of an episode, if that is less.
+    tokens: of an episode; by default 2,560 or a shorter training row.
+    generated: of them, those sampled; by default 800 or half of fewer.
 
   Raises:
     ValueError: an episode is longer than a training row, or samples more tokens
@@ -119,70 +134,73 @@ def episodes_of(
   )
 
 
-class Calls(NamedTuple):
-  """What one device does in `times` equal calls: FLOPs, bytes, collectives."""
-
-  name: str
-  times: float
-  flops: float
-  read: float
-  traffic: Mapping[str, collectives.Traffic]
-
-
 def predict(
-  parts: Sequence[compilation.Part],
-  *,
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
   expected: Episodes,
+  *,
+  decode: compilation.Part,
   target: targets.Target,
-) -> plan.Step | None:
-  """Predicts a step; returns None if a program was refused by its compiler.
+) -> Step:
+  """Predicts a step.
 
-  `parts` are the plan's, and `a` is without adapters.
+  Args:
+    config: the whole configuration.
+    a: the policy's architecture, without adapters.
+    expected: the episodes of the step.
+    decode: the decode of the plan.
+    target: the hardware of all devices.
   """
-  if any(part.predicted is None for part in parts):
-    return None
-  named = {part.name: part for part in parts}
   # The epochs share the sampling and the passes before the first step.
   once = 1 / config.curriculum.epochs
   share = 1 / config.curriculum.steps_per_rollout
-
-  def phase(calls: Calls, share: float = 1.0) -> plan.Phase:
-    name, times, flops, read, traffic = calls
-    predicted, sixty = (
-      targets.predict(
-        target, flops=flops, read=read, traffic=traffic, assumed=shares
-      )
-      for shares in (targets.ASSUMED, SIXTY)
+  sampled = {
+    name: once * targets.seconds(target.hardware, flops=flops, read=read)
+    for name, (flops, read) in sampling(config, a, expected, decode).items()
+  }
+  if decode.offloaded:
+    bandwidth = target.hardware.host_bandwidth * targets.ASSUMED.memory
+    sampled["state to the host and back"] = (
+      share * 2 * decode.offloaded / bandwidth
     )
-    seconds = (predicted.total, sixty.total, predicted.floor)
-    return plan.Phase(name, *(share * times * each for each in seconds))
-
-  def counted(name: str, times: float) -> list[plan.Phase]:
-    """Returns the phase of a program, if the run has it."""
-    if (part := named.get(name)) is None:
-      return []
-    work = part.flops / part.devices
-    return [phase(Calls(name, times, work, part.read, part.traffic or {}))]
-
-  sampled = sampling(config, a, expected, named)
-  phases = [phase(calls, once) for calls in sampled]
-  phases += counted("hand-over", share)
-  if moved := named["decode"].offloaded:
-    floor = share * 2 * moved / target.hardware.host_bandwidth
-    links = (targets.ASSUMED.links, SIXTY.links, 1.0)
-    name = "state to the host and back"
-    phases.append(plan.Phase(name, *(floor / each for each in links)))
-  return plan.Step(
-    tuple(phases),
-    (
-      # With one epoch, the first step of a rollout knows its own.
-      *counted("old log-probabilities", once if once < 1 else 1 - share),
-      *counted("value pass", once),
-      *counted("train step", 1),
-    ),
+  flops = training_flops(config, a, expected) / config.mesh.size
+  return Step(
+    sampled,
+    targets.seconds(target.hardware, flops=flops, read=0),
     overlapped=bool(config.mesh.rollout and config.pipeline.async_level),
+  )
+
+
+def training_flops(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  expected: Episodes,
+) -> float:
+  """Returns the FLOPs of a step over all devices, arguments as of `predict`."""
+  sizes = expected.sizes(config.batch.row_lengths[-1])
+  tokens = sum(sizes)
+  work = throughput.Work(
+    tokens=tokens,
+    scored=expected.trajectories * expected.generated,
+    positions=tokens,
+    # A token in the middle of its episode sees half of it.
+    pairs=sum(size * a.seen(size // 2) for size in sizes),
+  )
+  curriculum, objective = config.curriculum, config.objective
+  repeated = config.batch.remat == "full"
+  reference = bool(objective.kl_coefficient or config.critic.reward_kl)
+  on_policy = curriculum.steps_per_rollout == 1
+  scored = objective.old_logp == "trainer" and not on_policy
+  # With one epoch, the first step of a rollout knows its own log-probs.
+  several = curriculum.epochs > 1
+  unscored = 0 if several else 1 / curriculum.steps_per_rollout
+  return throughput.model_flops(
+    lora.attach(a, config.lora),
+    work,
+    forwards=int(repeated) + int(reference),
+    first_forwards=(1 - unscored) if scored else 0,
+    critic=objective.has_critic,
+    epochs=curriculum.epochs,
   )
 
 
@@ -190,14 +208,12 @@ def sampling(
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
   expected: Episodes,
-  parts: Mapping[str, compilation.Part],
-) -> tuple[Calls, Calls]:
-  """Returns the prefill and the decode of a step's episodes, on one device.
+  decode: compilation.Part,
+) -> dict[str, tuple[float, float]]:
+  """Returns the FLOPs and bytes of a device that samples a step's episodes.
 
-  Collectives are those of the compiled calls, `prefill` and `decode` of
-  `parts`.
+  Arguments are as of `predict`.
   """
-  decode = parts["decode"]
   engine, devices = config.engine, decode.devices
   resident = decode.kinds["engine weights"]
   vocabulary = a.vocab_size * a.d_model
@@ -206,7 +222,7 @@ def sampling(
   context = expected.tokens // 2
   seen = a.seen(context)
   scores = 4 * a.layers * a.heads * a.head_dim * seen
-  stored = pages_lib.stored(config.engine.kv_dtype, config.compute_dtype)
+  stored = pages_lib.stored(engine.kv_dtype, config.compute_dtype)
   cached = pages_lib.token_bytes(a, stored) * seen
 
   chunk = engine.prefill_chunk
@@ -214,29 +230,21 @@ def sampling(
   given = expected.tokens - expected.generated
   # One row of a group prefills the prompt, and the others share its pages.
   prompts = min(PROMPT, given) * (1 - 1 / config.group)
-  tokens = engine.prefill_lanes * chunk
-  prefill = Calls(
-    "prefill",
-    padding * expected.trajectories * (given - prompts) / tokens,
-    tokens * (2 * (matrices - vocabulary) + scores) / devices,
-    resident + engine.prefill_lanes * cached / devices,
-    parts["prefill"].traffic or {},
-  )
-  rows, steps = concurrent_rows(engine, context), engine.decode_steps
-  sampled = rows * OCCUPANCY * steps * tokens_a_step(engine)
-  return prefill, Calls(
-    "decode",
-    expected.trajectories * expected.generated / sampled,
-    # Rows that do not sample are computed too, and so is every guess.
-    steps * rows * (1 + engine.lookahead) * (2 * matrices + scores) / devices,
-    steps * (resident + rows * OCCUPANCY * cached / devices),
-    decode.traffic or {},
-  )
-
-
-def tokens_a_step(engine: config_lib.EngineConfig) -> float:
-  """Returns the tokens that a row samples in a step of decode."""
-  return sum(ACCEPTED**i for i in range(1 + engine.lookahead))
+  prefilled = padding * expected.trajectories * (given - prompts)
+  calls = prefilled / (engine.prefill_lanes * chunk)
+  rows = concurrent_rows(engine, context)
+  steps = expected.trajectories * expected.generated / (rows * OCCUPANCY)
+  return {
+    "prefill": (
+      prefilled * (2 * (matrices - vocabulary) + scores) / devices,
+      calls * (resident + engine.prefill_lanes * cached / devices),
+    ),
+    # Rows that do not sample are computed too.
+    "decode": (
+      steps * rows * (2 * matrices + scores) / devices,
+      steps * (resident + rows * OCCUPANCY * cached / devices),
+    ),
+  }
 
 
 def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:
@@ -247,11 +255,11 @@ def concurrent_rows(engine: config_lib.EngineConfig, context: int) -> int:
 
 def sentences(
   config: config_lib.ExperimentConfig, expected: Episodes
-) -> list[str]:
+) -> Sequence[str]:
   """Returns sentences that state what the prediction of a step assumes."""
   engine = config.engine
   rows = concurrent_rows(engine, expected.tokens // 2)
-  found = [
+  return [
     f"Of an episode's tokens, {expected.generated:,} are sampled and the "
     f"others prefilled once; prompts, {PROMPT} tokens each, once a group, "
     "whose rows share their pages.",
@@ -259,28 +267,6 @@ def sentences(
     "episode's context. A step of all rows reads every weight once. Prefill "
     f"pads passages of {OBSERVATION} tokens to chunks of "
     f"{engine.prefill_chunk}.",
-    "Searches, the host and the start of kernels take no time: a search is "
-    "answered while other rows sample.",
-    "A rollout has one hand-over, and "
-    f"{config.curriculum.steps_per_rollout} optimizer steps share its time. "
-    "Its memory is counted by its arrays, not compiled.",
+    "Searches, the host, the hand-over and the start of kernels take no time. "
+    "The memory of the hand-over is counted by its arrays, not compiled.",
   ]
-  if engine.lookahead:
-    found.append(
-      f"With {engine.lookahead} guesses, a step of decode gives "
-      f"{tokens_a_step(engine):.2f} tokens of a row (engine.lookahead)."
-    )
-  if config.pipeline.async_level:
-    return found
-  if engine.kind == "jax" and engine.free_kv_while_training:
-    found.append(
-      "A device that samples and trains has no KV cache while it trains, nor "
-      "at the hand-over (engine.free_kv_while_training)."
-    )
-  if config.pipeline.offload != "none":
-    found.append(
-      f"pipeline.offload={config.pipeline.offload}: each rollout, that part of "
-      "the state goes to pinned host memory before it is sampled, and back "
-      "before training."
-    )
-  return found

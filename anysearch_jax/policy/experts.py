@@ -10,8 +10,6 @@ use all experts: reading the weights then takes longer than the products.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -275,69 +273,48 @@ def _sorted(
   source = jnp.full(most * _BLOCK, count, jnp.int32)
   source = source.at[place].set(jnp.arange(ids.size) // active, mode="drop")
   taken = jnp.take(x, source, axis=0, mode="fill", fill_value=0)
-  expected = ids.size // parts + experts * _BLOCK // 2
-  y = _blocks(expected, taken, w, owner, blocks * _BLOCK)
+  y = _blocks(taken, w, owner, blocks * _BLOCK)
   found = jnp.take(
     y, place.reshape(count, active), axis=0, mode="fill", fill_value=0
   )
   return jnp.einsum("nkd,nk->nd", found.astype(jnp.float32), kept)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@jax.custom_vjp
 def _blocks(
-  expected: int, x: jax.Array, w: Weights, owner: jax.Array, sizes: jax.Array
+  x: jax.Array, w: Weights, owner: jax.Array, sizes: jax.Array
 ) -> jax.Array:
   """Computes blocks of rows by the expert that owns each.
 
   Args:
-    expected: rows that are likely used, for `planning.flops`.
     x: `[blocks x _BLOCK, D]`; rows after the last used block are not read.
     w: the experts' weights.
     owner: int `[blocks]`, ascending.
     sizes: int `[E]`, rows in the blocks of each expert.
   """
-  name = _counted(6 * expected, w)
   return jax.lax.platform_dependent(
-    *(x, w, owner, sizes), tpu=name(_grouped), default=name(_looped)
+    *(x, w, owner, sizes), tpu=_grouped, default=_looped
   )
 
 
-def _forward(expected, x, w, owner, sizes):
-  return _blocks(expected, x, w, owner, sizes), (x, w, owner, sizes)
+def _forward(x, w, owner, sizes):
+  return _blocks(x, w, owner, sizes), (x, w, owner, sizes)
 
 
-def _backward(expected, residuals, g):
+def _backward(residuals, g):
   x, w, owner, sizes = residuals
-  name = _counted(16 * expected, w)
 
   def grouped(x, w, owner, sizes, g):
     _, pull = jax.vjp(lambda x, w: _grouped(x, w, owner, sizes), x, w)
     return pull(g)
 
   dx, dw = jax.lax.platform_dependent(
-    *(x, w, owner, sizes, g), tpu=name(grouped), default=name(_looped_backward)
+    *(x, w, owner, sizes, g), tpu=grouped, default=_looped_backward
   )
   return dx, dw, None, None
 
 
 _blocks.defvjp(_forward, _backward)
-
-
-def _counted(rows: int, w: Weights) -> Callable[[Callable], Callable]:
-  """Returns what names a function by its FLOPs, `rows` x D x F.
-
-  How many blocks are used is known on the device alone.
-  """
-
-  def named(f: Callable) -> Callable:
-    @functools.wraps(f)
-    def counted(*args):
-      return f(*args)
-
-    counted.__name__ = f"flops_{rows * math.prod(w.down.shape[1:])}"
-    return jax.jit(counted)
-
-  return named
 
 
 def _grouped(x, w, owner, sizes):

@@ -146,40 +146,6 @@ def save(
     )
 
 
-def save_weights(folder: str | pathlib.Path, policy: Policy) -> None:
-  """Writes what a training changes, for `load_weights`; see `save`.
-
-  That is a folder of float32 weights or, with adapters, only these.
-  """
-  a = policy.architecture
-  if a.lora is None:
-    save(folder, policy)
-    return
-  with _appears_once(folder) as beside:
-    tensor_files.save(beside, policy.params, table.adapter_rows(a))
-
-
-def load_weights(
-  folder: str | pathlib.Path,
-  a: architecture_lib.Architecture,
-  *,
-  base: Mapping[str, Any],
-  mesh: jax.sharding.Mesh,
-  dtype: Any,
-) -> dict[str, Any]:
-  """Reads what `save_weights` wrote, `cast` and sharded for an engine.
-
-  `base` has the weights beneath adapters; it is not used without these.
-
-  Raises:
-    ValueError: the folder is not whole or of another architecture.
-  """
-  rows = table.base_rows(a) if a.lora is None else table.adapter_rows(a)
-  shardings = sharding.shardings(a, mesh)
-  read = cast(tensor_files.load(folder, rows, shardings=shardings), a, dtype)
-  return read if a.lora is None else lora.combine(dict(base), read)
-
-
 def cast(
   params: dict[str, Any], a: architecture_lib.Architecture, dtype: Any
 ) -> dict[str, Any]:

@@ -23,9 +23,11 @@ from anysearch_jax.environment import protocol
 from anysearch_jax.host import http_calls
 from anysearch_jax.rollout import completions
 
-TOOLS, TAGS = "tools", "tags"
+TOOLS = "tools"
+TAGS = "tags"
 # Statuses of a server without this route, and of one that refuses tools.
-MISSING, _NO_TOOLS = (404, 405, 501), (400, 422, 500)
+MISSING = (404, 405, 501)
+_NO_TOOLS = (400, 422, 500)
 
 _EXPECTED = "a message at choices[0].message, and its finish_reason"
 _OFFER: dict[str, Any] = {
@@ -50,7 +52,8 @@ _PROBE = "Use the tool `search` to find out when the lease of flat 7 ends."
 _PROBE_TOKENS = 2048  # Some models think before they call.
 # Names that servers give the field with a model's reasoning.
 _REASONING = ("reasoning_content", "reasoning")
-_OPENS, _CLOSES = "<think>", "</think>"
+_OPENS = "<think>"
+_CLOSES = "</think>"
 _LONGEST_TAG = len("</information>")
 # What some models write if they call a tool that is not offered.
 _WRITTEN_CALL = "<tool_call>"
@@ -95,7 +98,8 @@ class ChatEngine(completions.CompletionsEngine):
     self, url: str, codec: completions.Codec, *, mode: str = "", **settings: Any
   ):
     super().__init__(url, codec, **settings)
-    self.mode, self.why = mode, ""
+    self.mode = mode
+    self.why = ""
     # The messages of contexts, by episode and by the context's tokens.
     self._known: dict[types.Address, _Contexts] = {}
     self._released: _Contexts = {}
@@ -131,7 +135,8 @@ class ChatEngine(completions.CompletionsEngine):
         self.why = f"it {'called' if said.query else 'did not call'} the tool"
         return self.mode
     await self._ask(asked, sampling, _said, _EXPECTED)
-    self.mode, self.why = TAGS, self.why or "as the environment's prompt says"
+    self.mode = TAGS
+    self.why = self.why or "as the environment's prompt says"
     return self.mode
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
@@ -184,7 +189,8 @@ class ChatEngine(completions.CompletionsEngine):
     ids = request.token_ids
     known = {(): [], **self._released, **self._known.get(request.address, {})}
     longest = max((k for k in known if k == ids[: len(k)]), key=len)
-    text, before = self._codec.transcript(ids[len(longest) :]), known[longest]
+    text = self._codec.transcript(ids[len(longest) :])
+    before = known[longest]
     if not before:
       return [{"role": "user", "content": text}]
     if calls := before[-1].get("tool_calls"):
@@ -198,7 +204,8 @@ _Contexts = dict[tuple[int, ...], list[dict[str, Any]]]
 
 def _said(choice: Any) -> _Said | None:
   """Reads a choice; None if it has another shape."""
-  message, finish = choice["message"], choice["finish_reason"]
+  message = choice["message"]
+  finish = choice["finish_reason"]
   content = http_calls.text_of(message.get("content") or "")
   if content is None or finish in (None, "content_filter"):
     return None
@@ -208,7 +215,8 @@ def _said(choice: Any) -> _Said | None:
   written = query = ""
   for call in (message.get("tool_calls") or ())[:1]:
     asked = call["function"]
-    name, given = asked.get("name"), asked.get("arguments")
+    name = asked.get("name")
+    given = asked.get("arguments")
     # Some servers parse the arguments, and models may write them badly.
     given = given if isinstance(given, str) else json.dumps(given)
     try:
@@ -222,7 +230,8 @@ def _said(choice: Any) -> _Said | None:
     function = {"name": str(name), "arguments": json.dumps(fields)}
     made = {"id": call.get("id") or "call", "type": "function"}
     kept["tool_calls"] = [{**made, "function": function}]
-  thought, matched = "".join(reasoning.values()), completions.matched(choice)
+  thought = "".join(reasoning.values())
+  matched = completions.matched(choice)
   return _Said(thought, content, written, query, kept, finish, matched)
 
 
@@ -254,12 +263,15 @@ def _turn(
   tools: bool,
 ) -> types.Generation:
   """Returns a message as a turn; a model with tools cannot act by tags."""
-  thought, text, matched = said.thought, said.content, said.matched
+  thought = said.thought
+  text = said.content
+  matched = said.matched
   cut = said.finish == "length"
   if tools:
     if not thought:
       thought, text = _split(text)
-    text, matched = protocol.neutralise(text).strip(), ""
+    text = protocol.neutralise(text).strip()
+    matched = ""
     if said.query:
       text += f"<search>{protocol.neutralise(said.query)}</search>"
     elif said.call:

@@ -39,9 +39,17 @@ _MATCHED = ("stop_reason", "matched_stop")
 # Fields that some servers refuse, and how their errors say so. OpenAI's newer
 # models take `max_completion_tokens` only.
 _OPTIONAL = (
-  *("max_tokens", "max_completion_tokens", "seed", "stop", "temperature"),
-  *("top_p", "top_k", "tool_choice", "parallel_tool_calls"),
-  *("stream_options", "stream"),
+  "max_tokens",
+  "max_completion_tokens",
+  "seed",
+  "stop",
+  "temperature",
+  "top_p",
+  "top_k",
+  "tool_choice",
+  "parallel_tool_calls",
+  "stream_options",
+  "stream",
 )
 _REFUSAL = re.compile(
   r"(un|not |n't |only )(support|recogni[sz]ed|known|expected|permit|allow)"
@@ -92,7 +100,9 @@ class CompletionsEngine:
         "Found no name of a model; expected the one that the server gives it "
         "(its /v1/models lists them)."
       )
-    self._codec, self._model, self._sampling = codec, model, sampling
+    self._codec = codec
+    self._model = model
+    self._sampling = sampling
     self._endpoint = openai_endpoint.OpenAIEndpoint(
       url,
       self.route,
@@ -207,7 +217,8 @@ class Completion(NamedTuple):
 
 def _completion(choice: Any) -> Completion | None:
   """Reads a choice; None if it has another shape."""
-  text, finish = http_calls.text_of(choice["text"]), choice["finish_reason"]
+  text = http_calls.text_of(choice["text"])
+  finish = choice["finish_reason"]
   if text is None or finish not in ("stop", "length"):
     return None
   return Completion(text, finish, matched(choice))
@@ -232,7 +243,8 @@ def generation(
   if len(ids) > request.max_tokens:
     # The server counts fewer tokens. The local count limits an episode.
     ids = ids[: request.max_tokens]
-    text, finish = codec.decode(ids), types.Finish.LENGTH
+    text = codec.decode(ids)
+    finish = types.Finish.LENGTH
   end = codec.end_of_turn_id
   if finish is types.Finish.END_OF_TURN and end is not None:
     ids = [*ids, end][: request.max_tokens]
@@ -252,7 +264,8 @@ def _ended(
 
   Most servers remove the stop text, and not all say which one it was.
   """
-  text, matched = completion.text, completion.matched
+  text = completion.text
+  matched = completion.matched
   if (cut := request.cut(text)) is not None:
     return cut, types.Finish.STOP
   if completion.finish == "length":
@@ -283,12 +296,33 @@ _END = 0
 # Control tokens of the usual families, to be neutralised in outside texts:
 # a server reads them as control tokens wherever they occur.
 _CONTROL = (
-  *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>"),
-  *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
-  *("<|eot_id|>", "<|eom_id|>", "<|python_tag|>", "<|end|>", "<|user|>"),
-  *("<|assistant|>", "<|system|>", "<|start|>", "<|message|>", "<|return|>"),
-  *("<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>", "<s>", "</s>"),
-  *("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+  "<|im_start|>",
+  "<|im_end|>",
+  "<|endoftext|>",
+  "<|end_of_text|>",
+  "<|begin_of_text|>",
+  "<|start_header_id|>",
+  "<|end_header_id|>",
+  "<|eot_id|>",
+  "<|eom_id|>",
+  "<|python_tag|>",
+  "<|end|>",
+  "<|user|>",
+  "<|assistant|>",
+  "<|system|>",
+  "<|start|>",
+  "<|message|>",
+  "<|return|>",
+  "<start_of_turn>",
+  "<end_of_turn>",
+  "<bos>",
+  "<eos>",
+  "<s>",
+  "</s>",
+  "[INST]",
+  "[/INST]",
+  "<<SYS>>",
+  "<</SYS>>",
 )
 
 

@@ -21,8 +21,9 @@ from typing import NamedTuple, TypeVar
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
+from anysearch_jax.environment import spec
 from anysearch_jax.host import turns
-from anysearch_jax.rollout import episode, episode_state, value_tree
+from anysearch_jax.rollout import episode, episode_state
 
 T = TypeVar("T")
 
@@ -32,8 +33,6 @@ _log = logging.getLogger(__name__)
 LANDING = 0.75
 # Tokenizing more characters than this blocks the event loop for milliseconds.
 _LONG = 16384
-# Attempts between those of an episode and those of its early answers.
-_EARLY = 1 << 16
 # Lets every episode run at once.
 _OPEN = contextlib.nullcontext()
 # What an episode waits for. An address: permission to run (max_concurrency).
@@ -63,13 +62,15 @@ class Assignment:
 class EpisodeParts:
   """What every episode of a rollout is played with.
 
-  `codec` is the text side of the policy's tokenizer.
+  `codec` is the text side of the policy's tokenizer, `environment` what is
+  played; its `step` advances the episodes, `episode.step` if it has none.
   """
 
   engine: types.Engine
   retriever: types.Retriever
   config: config_lib.EpisodeConfig
   codec: types.TextCodec
+  environment: spec.Environment
 
 
 class Rollout(NamedTuple):
@@ -207,7 +208,6 @@ async def run_episode(
 ) -> types.Trajectory:
   """Plays one episode to its end, and releases it from the engine.
 
-  A rule of `episode.control` steers it (`control`), or a critic (`value_tree`).
   An episode whose time has passed by three quarters is asked for its answer.
 
   Args:
@@ -229,6 +229,7 @@ async def run_episode(
       outside.close()
       clock = asyncio.get_running_loop().time
       began = clock() if started is None else started
+      step = parts.environment.step or episode.step
       begin = functools.partial(
         episode.start,
         question,
@@ -236,6 +237,7 @@ async def run_episode(
         scaffold=scaffold,
         address=address,
         config=parts.config,
+        environment=parts.environment,
         codec=parts.codec,
         elapsed=lambda: clock() - began,
       )
@@ -255,50 +257,16 @@ async def run_episode(
           if state.caps.seconds < math.inf:
             state = dataclasses.replace(state, elapsed=clock() - began)
           length = 0
-          if found := isinstance(event, episode_state.Retrieved):
+          if isinstance(event, episode_state.Retrieved):
             length = sum(len(p.title) + len(p.text) for p in event.passages)
-          step = functools.partial(value_tree.step, state, event)
-          state = await _off_loop(length, step)
-          if found and parts.config.early_answers:
-            state = await _with_answer(state, parts, inflight)
-          if state.address != address:  # A rule has a turn sampled again.
+          state = await _off_loop(length, functools.partial(step, state, event))
+          # Episodes that hold a slot of the engine each, and need a second one,
+          # would wait for each other.
+          if state.address != address:
             parts.engine.release(address)
             address = state.address
       finally:
         parts.engine.release(address)
-
-
-async def _with_answer(
-  state: episode_state.Episode, parts: EpisodeParts, inflight: InFlight
-) -> episode_state.Episode:
-  """Returns an episode with what it would answer if its budget ended here.
-
-  That end is played at an address of its own and is not charged. An outage
-  fails the episode.
-  """
-  # Groups are attempts 0 and 1, and rules sample turns again as later ones.
-  own = state.address._replace(
-    attempt=state.address.attempt + _EARLY * state.used
-  )
-  early = episode.ending(state, own)
-  # Episodes that hold a slot of the engine each, and need a second one, would
-  # wait for each other.
-  parts.engine.release(state.address)
-  try:
-    while not isinstance(early.request, episode_state.Done):
-      assert isinstance(early.request, types.GenerateRequest)
-      with inflight.waiting(early.request):
-        event = await answer(early.request, parts)
-      assert event is not None  # It has no deadline of its own.
-      early = episode.step(early, event)
-  finally:
-    parts.engine.release(own)
-  end = early.request.trajectory
-  if end.failed:
-    return episode.step(state, episode_state.Failure(end.reason))
-  *before, last = state.observations
-  seen = last._replace(answer=state.environment.answer(end.spans))
-  return dataclasses.replace(state, observations=(*before, seen))
 
 
 async def _off_loop(characters: int, step: Callable[[], T]) -> T:

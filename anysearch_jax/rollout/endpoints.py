@@ -146,10 +146,12 @@ def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
     mode = calls.removeprefix("auto")
     return chat_completions.ChatEngine(url, codec, mode=mode, **settings)
 
-  asking, why = engine(calls if calls != "auto" or own else "tags"), ""
+  asking = engine(calls if calls != "auto" or own else "tags")
+  why = ""
   if calls == "auto":
     try:
-      calls, why = loop.run(asking.probe()), asking.why
+      calls = loop.run(asking.probe())
+      why = asking.why
     except http_calls.StatusError as error:
       asking.close()
       if error.status == 401 and not key:
@@ -159,7 +161,8 @@ def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
         ) from None
       if error.status not in chat_completions.MISSING:
         raise
-      asking, why = engine(COMPLETIONS), "the server has no /chat/completions"
+      asking = engine(COMPLETIONS)
+      why = "the server has no /chat/completions"
       try:
         calls = loop.run(asking.probe())
       except types.EngineError:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf, sharding
 from anysearch_jax.rollout.jax_engine import engine
 
 if TYPE_CHECKING:
-  from anysearch_jax.rollout.sglang import engine as sglang_engine
+  from anysearch_jax.rollout.servers import engine as servers_engine
 
 
 def make(
@@ -21,12 +20,12 @@ def make(
   *,
   seed: int,
   trains: bool = True,
-) -> engine.JaxEngine | sglang_engine.SglangEngine:
+) -> engine.JaxEngine | servers_engine.ServersEngine:
   """Makes an engine that samples a policy, as policy version 0.
 
   Args:
     policy: for the in-process engine, its weights are on the rollout mesh.
-    config: names the engine, its settings, the sampling and the environment.
+    config: names the engine, its settings and the sampling.
     seed: seed of all draws.
     trains: whether turns are trained on: only then they have the experts that
       `objective.router` may ask for.
@@ -39,10 +38,12 @@ def make(
   records = trains and config.objective.router != "own"
   if config.engine.kind == "sglang":
     # Imported late: the in-process engine needs no HTTP.
-    from anysearch_jax.rollout.sglang import engine as sglang_engine
+    from anysearch_jax.rollout.servers import engine as servers_engine
+    from anysearch_jax.rollout.servers import sglang
 
-    return sglang_engine.SglangEngine(
+    return servers_engine.ServersEngine(
       policy,
+      dialect=sglang.SglangServer,
       config=config.sglang,
       sampling=config.sampling,
       seed=seed,
@@ -57,6 +58,5 @@ def make(
     seed=seed,
     dtype=dtype,
     mesh=sharding.rollout_mesh(config.mesh, policy.architecture),
-    stop=systems.of_episode(config.episode).stops,
     records=records,
   )

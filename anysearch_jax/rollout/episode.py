@@ -15,8 +15,7 @@ from collections.abc import Callable
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import citations, prompts, protocol, spec, tools
-from anysearch_jax.methods import systems
+from anysearch_jax.environment import citations, protocol, spec, tools, units
 from anysearch_jax.rollout import episode_state
 
 _NO_ANSWER = (
@@ -29,7 +28,7 @@ def prompt(
   *,
   budget: budgets.Assigned,
   scaffold: bool,
-  config: config_lib.EpisodeConfig,
+  environment: spec.Environment,
   codec: types.TextCodec,
 ) -> tuple[str, list[int]]:
   """Renders the prompt of an episode (the paper's appendix "Prompt Design").
@@ -39,22 +38,22 @@ def prompt(
     budget: what is assigned; a number is one of searches, >= 0.
     scaffold: True for the Phase I prompt, False for the prompt of Phase II and
       inference.
-    config: names the environment.
+    environment: has the prompts.
     codec: renders the messages.
 
   Returns:
     The prompt's text, chat template included, and its token ids.
 
   Raises:
-    ValueError: the environment is unknown or the budget is negative.
+    ValueError: the budget is negative.
   """
-  env = systems.of_episode(config)
+  env = environment
   caps = budgets.of(budget)
   template = env.scaffold if scaffold else env.plain
   if env.closed and caps.searches == 0:
     template = env.closed
   render = functools.partial(
-    prompts.render,
+    units.render,
     budget=caps.searches,
     texts=env.units,
     question=protocol.neutralise(question.text, _unwanted(env, codec)),
@@ -70,13 +69,15 @@ def start(
   scaffold: bool,
   address: types.Address,
   config: config_lib.EpisodeConfig,
+  environment: spec.Environment,
   codec: types.TextCodec,
   elapsed: Callable[[], float] = lambda: 0.0,
 ) -> episode_state.Episode:
   """Opens an episode.
 
   Args:
-    question, budget, config, codec: as in `prompt`; `config` has limits too.
+    question, budget, environment, codec: as in `prompt`.
+    config: has the limits.
     scaffold: whether the environment also states the budget before every turn.
     address: identifies the episode and its random numbers.
     elapsed: returns the seconds that have passed, with those of the prompt;
@@ -87,13 +88,17 @@ def start(
     room for one (truncated, with no token recorded).
 
   Raises:
-    ValueError: the environment is unknown, the budget is negative, or it is
-      one of dollars and nothing has a price.
+    ValueError: the budget is negative, or it is one of dollars and nothing has
+      a price.
   """
   text, ids = prompt(
-    question, budget=budget, scaffold=scaffold, config=config, codec=codec
+    question,
+    budget=budget,
+    scaffold=scaffold,
+    environment=environment,
+    codec=codec,
   )
-  caps = episode_state.priced(budgets.of(budget), systems.of_episode(config))
+  caps = episode_state.priced(budgets.of(budget), environment)
   episode = episode_state.Episode(
     address,
     question,
@@ -101,6 +106,7 @@ def start(
     scaffold,
     config,
     codec,
+    environment,
     caps=caps.beyond_searches,
     elapsed=elapsed() if caps.seconds < math.inf else 0.0,
   )
@@ -108,19 +114,23 @@ def start(
 
 
 def step(
-  episode: episode_state.Episode, event: episode_state.Event
+  episode: episode_state.Episode, event: episode_state.Event | None
 ) -> episode_state.Episode:
   """Advances an episode by the event that answers its request, or a `Failure`.
+
+  An event of None lands it: its time is over.
 
   Raises:
     ValueError: the event does not answer the request, or a generation breaks
       the request's limits.
   """
   match episode.request, event:
+    case _, None:
+      return land(episode)
     case types.GenerateRequest() | types.SearchRequest(), episode_state.Failure(
       reason
     ):
-      return _finish(episode, types.Outcome.FAILED, reason)
+      return finish(episode, types.Outcome.FAILED, reason)
     case types.GenerateRequest(max_tokens=most), types.Generation():
       return _after_turn(episode, event, most)
     case types.SearchRequest(query=query) as call, episode_state.Retrieved(
@@ -160,41 +170,12 @@ def land(episode: episode_state.Episode) -> episode_state.Episode:
   lands by itself, see `episode_state`. One that was landed before is `Done`.
   """
   if episode.landing:
-    return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
-  landing = dataclasses.replace(episode, landing=True, verifying=False)
+    return finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
+  landing = dataclasses.replace(episode, landing=True)
   line = landing.environment.over_budget
   if landing.chunks[-1].text == line:  # A search has just been refused.
     return next_turn(landing)
   return next_turn(landing, written(landing, line))
-
-
-def ending(
-  episode: episode_state.Episode, address: types.Address
-) -> episode_state.Episode:
-  """Returns an episode at another address, as if its budget ended here.
-
-  The prompt states the searches that were made. The episode waits for a turn.
-  """
-  text, ids = prompt(
-    episode.question,
-    budget=dataclasses.replace(episode.caps, searches=episode.used),
-    scaffold=episode.scaffold,
-    config=episode.config,
-    codec=episode.codec,
-  )
-  ended = dataclasses.replace(
-    episode,
-    address=address,
-    budget=episode.used,
-    chunks=(_given(types.Author.PROMPT, text, ids), *episode.chunks[1:]),
-    experts=None,
-  )
-  request = episode.request
-  if isinstance(request, types.GenerateRequest):
-    request = dataclasses.replace(
-      request, address=address, token_ids=ended.context, may_search=False
-    )
-  return dataclasses.replace(ended, request=request)
 
 
 def _land_before(
@@ -208,22 +189,26 @@ def _land_before(
   passages = told.chunks[len(episode.chunks) :]
   line = written(episode, episode.environment.over_budget)
   chunks = (*episode.chunks, line, *passages)
-  return next_turn(
-    dataclasses.replace(told, chunks=chunks, landing=True, verifying=False)
-  )
+  return next_turn(dataclasses.replace(told, chunks=chunks, landing=True))
 
 
-def _after_turn(
-  episode: episode_state.Episode, generation: types.Generation, most: int
+def recorded(
+  episode: episode_state.Episode, generation: types.Generation
 ) -> episode_state.Episode:
-  """Records a turn and carries out its action."""
+  """Returns the episode with the turn that it waits for.
+
+  Raises:
+    ValueError: the turn breaks the limits of its request.
+  """
+  assert isinstance(episode.request, types.GenerateRequest)
+  most = episode.request.max_tokens
   sampled = len(generation.token_ids)
-  known = (len(generation.logps), len(generation.versions))
-  if not 1 <= sampled <= most or known != (sampled, sampled):
+  lengths = (len(generation.logps), len(generation.versions))
+  if not 1 <= sampled <= most or lengths != (sampled, sampled):
     raise ValueError(
-      f"The engine returned {sampled} tokens, {known[0]} log-probabilities and "
-      f"{known[1]} versions for turn {episode.turns} of {episode.address}; "
-      f"expected one of each a token and 1 to {most} tokens."
+      f"The engine returned {sampled} tokens, {lengths[0]} log-probabilities "
+      f"and {lengths[1]} versions for turn {episode.turns} of "
+      f"{episode.address}; expected one of each a token and 1 to {most} tokens."
     )
   turn = episode_state.Chunk(
     types.Author.MODEL,
@@ -233,21 +218,27 @@ def _after_turn(
     generation.text,
     generation.server,
   )
-  episode = dataclasses.replace(
+  return dataclasses.replace(
     episode, chunks=(*episode.chunks, turn), experts=generation.experts
   )
+
+
+def _after_turn(
+  episode: episode_state.Episode, generation: types.Generation, most: int
+) -> episode_state.Episode:
+  """Records a turn and carries out its action."""
+  episode = recorded(episode, generation)
+  sampled = len(generation.token_ids)
   # A turn that its own limit ended leaves room for another one.
   is_full = generation.finish is types.Finish.LENGTH
   is_full = is_full and sampled != episode.config.max_turn
 
   env = episode.environment
-  if episode.verifying and env.verification is not None:
-    return _after_verification(episode, generation, env.verification)
   match env.action(generation.text):
     case protocol.Action(protocol.ActionKind.ANSWER, _):
-      return _answered(episode)
+      return finish(episode, types.Outcome.ANSWERED)
     case _ if episode.landing:
-      return _finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
+      return finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
     case protocol.Action(protocol.ActionKind.SEARCH, query, tool) if query:
       if not episode.affords(tool):
         beyond = episode.violation or not episode.stopped
@@ -258,7 +249,7 @@ def _after_turn(
       else:
         return _call(episode, query, env.tool(tool))
     case _ if env.ends_itself and not is_full:
-      return _finish(episode, types.Outcome.INVALID)
+      return finish(episode, types.Outcome.INVALID)
     case _:
       line = env.no_action
 
@@ -269,11 +260,11 @@ def _after_turn(
       f"The engine stopped turn {episode.turns - 1} at {sampled} of the {most} "
       "tokens that were left to it."
     )
-    return _finish(episode, types.Outcome.TRUNCATED, reason)
+    return finish(episode, types.Outcome.TRUNCATED, reason)
   answered = episode.config.answered_bad_turns
   spare = episode.left if env.turns_are_budget else answered - episode.bad_turns
   if spare <= 0:
-    return _finish(episode, types.Outcome.INVALID)
+    return finish(episode, types.Outcome.INVALID)
   episode = dataclasses.replace(episode, bad_turns=episode.bad_turns + 1)
   return next_turn(episode, written(episode, line))
 
@@ -293,32 +284,6 @@ def _call(
     ),
   )
   return dataclasses.replace(episode, request=request)
-
-
-def _answered(episode: episode_state.Episode) -> episode_state.Episode:
-  """Ends an episode with its answer, or asks the policy to verify the answer.
-
-  The verification is skipped if no search or no token is left.
-  """
-  verification = episode.environment.verification
-  if (
-    verification is None or episode.landing or episode.left <= 0 or episode.full
-  ):
-    return _finish(episode, types.Outcome.ANSWERED)
-  asking = dataclasses.replace(episode, verifying=True)
-  return next_turn(asking, written(asking, verification.ask))
-
-
-def _after_verification(
-  episode: episode_state.Episode,
-  generation: types.Generation,
-  verification: spec.Verification,
-) -> episode_state.Episode:
-  """Accepts an answer after its verification, or continues the episode."""
-  episode = dataclasses.replace(episode, verifying=False)
-  if verification.accepted(generation.text) or episode.full:
-    return _finish(episode, types.Outcome.ANSWERED)
-  return next_turn(episode, written(episode, verification.resume))
 
 
 def next_turn(
@@ -351,7 +316,7 @@ def next_turn(
     return land(told) if shown is None else _land_before(episode, told)
   most = asking.before_landing
   if reason := asking.full:
-    return _finish(episode, types.Outcome.TRUNCATED, reason)
+    return finish(episode, types.Outcome.TRUNCATED, reason)
   most = most if most is not None and most > 0 else asking.most_tokens
   request = types.GenerateRequest(
     address=asking.address,
@@ -363,14 +328,6 @@ def next_turn(
     and any(asking.affords(tool.name) for tool in asking.environment.tools),
   )
   return dataclasses.replace(asking, request=request)
-
-
-def restated(episode: episode_state.Episode) -> episode_state.Episode:
-  """Returns an episode before a turn, with what is left stated anew."""
-  if not episode.scaffold:
-    return episode
-  line = written(episode, episode.budget_line)
-  return dataclasses.replace(episode, chunks=(*episode.chunks[:-1], line))
 
 
 def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
@@ -396,9 +353,31 @@ def _given(
   )
 
 
-def _finish(
+def without(
+  waiting: episode_state.Episode, turn: types.Generation
+) -> episode_state.Episode:
+  """Returns the episode charged for a turn that is discarded."""
+  asked = waiting.request
+  assert isinstance(asked, types.GenerateRequest)
+  spent = waiting.aside
+  return dataclasses.replace(
+    waiting,
+    aside=spent._replace(
+      written=spent.written + len(turn.token_ids),
+      read=spent.read + len(asked.token_ids),
+    ),
+  )
+
+
+def finish(
   episode: episode_state.Episode, outcome: types.Outcome, reason: str = ""
 ) -> episode_state.Episode:
-  """Ends the episode with its trajectory."""
+  """Ends an episode with its trajectory.
+
+  Args:
+    episode: what was played.
+    outcome: how it ends.
+    reason: why, if it failed or was truncated.
+  """
   done = episode_state.Done(episode.trajectory(outcome, reason))
   return dataclasses.replace(episode, request=done)

@@ -20,7 +20,6 @@ import numpy as np
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol, spec, units
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import experts as experts_lib
 
 # Tokens of an answer where `episode.answer_room` does not say.
@@ -82,16 +81,17 @@ class Failure(NamedTuple):
   reason: str
 
 
-class Tree(NamedTuple):
-  """The episodes that may be continued, with their values, see `value_tree`.
+class Aside(NamedTuple):
+  """What an episode spent on turns and searches that are not in its chunks.
 
-  value: of the node that is continued.
-  judged: the step that the critic is asked about.
+  searches: number of searches charged.
+  written: number of tokens of turns that were sampled and discarded.
+  read: total length of the contexts of those turns, in tokens.
   """
 
-  nodes: tuple[tuple[Episode, float], ...]
-  value: float
-  judged: Episode | None = None
+  searches: int = 0
+  written: int = 0
+  read: int = 0
 
 
 Request = types.GenerateRequest | types.SearchRequest | Done
@@ -121,20 +121,17 @@ class Episode:
   """The history of an episode and the request that it waits for.
 
   Attributes:
+    environment: its texts, and how turns are parsed.
     chunks: prompt, turns and environment texts in order.
     observations: what each charged query showed.
     bad_turns: number of turns that were answered with an error line.
     violation: whether the policy tried to search beyond its budget.
-    verifying: whether the next turn is the policy's verification of its answer.
     landing: whether the next turn is the last one, for the answer alone.
     caps: what else the episode may spend, without a cap on searches.
     elapsed: seconds since it began; the driver sets it if they are capped.
     stopped: whether further searches are refused as if the budget were used up.
-    discarded: number of tokens of turns that were sampled and discarded.
-    reread: total length of the contexts of those turns.
-    answered: the finished episode whose answer is being sampled again.
-    elsewhere: number of searches charged on other branches of its tree.
-    tree: None if the episode does not branch, or no longer.
+    aside: what was spent besides.
+    memory: what the environment's own `step` keeps; None without one.
     request: the request that the episode waits for; None only inside `start`.
     experts: those of the newest turn, see `types.Generation`.
   """
@@ -145,29 +142,21 @@ class Episode:
   scaffold: bool
   config: config_lib.EpisodeConfig
   codec: types.TextCodec
+  environment: spec.Environment
   chunks: tuple[Chunk, ...] = ()
   observations: tuple[types.Observation, ...] = ()
   bad_turns: int = 0
   violation: bool = False
-  verifying: bool = False
   landing: bool = False
   caps: budgets.Budget = budgets.NO_CAPS
   elapsed: float = 0.0
   stopped: bool = False
-  discarded: int = 0
-  reread: int = 0
-  answered: Episode | None = None
-  elsewhere: int = 0
-  tree: Tree | None = None
+  aside: Aside = Aside()
+  memory: Any = None
   request: Request | None = None
   experts: np.ndarray | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
-
-  @property
-  def environment(self) -> spec.Environment:
-    """The environment: its texts, and how it parses turns."""
-    return systems.of_episode(self.config)
 
   @property
   def queries(self) -> tuple[str, ...]:
@@ -177,7 +166,7 @@ class Episode:
   @property
   def used(self) -> int:
     """Number of searches charged."""
-    return len(self.observations) + self.elsewhere
+    return len(self.observations) + self.aside.searches
 
   @property
   def left(self) -> int:
@@ -210,7 +199,7 @@ class Episode:
   @property
   def written(self) -> int:
     """Number of tokens that the model wrote, with those of discarded turns."""
-    return sum(self.turn_lengths) + self.discarded
+    return sum(self.turn_lengths) + self.aside.written
 
   @property
   def token_cap(self) -> int:
@@ -225,7 +214,7 @@ class Episode:
       if chunk.author is types.Author.MODEL:
         total += length
       length += len(chunk.token_ids)
-    return total + self.reread
+    return total + self.aside.read
 
   @property
   def budget_line(self) -> str:
@@ -266,8 +255,7 @@ class Episode:
     if kept:
       limits.append(self._configured - kept)
     if not self.landing:
-      # A controller keeps room by refusing searches.
-      if caps.tokens < budgets.UNCAPPED and not self.config.control:
+      if caps.tokens < budgets.UNCAPPED and self.environment.keeps_room:
         limits.append(self._capped - self._answer(caps.tokens))
       if caps.dollars < math.inf:
         limits.append(self._affordable(lands=True))
@@ -395,7 +383,7 @@ class Episode:
     return self.caps.prices.of_calls(
       [
         *(each.tool for each in self.observations),
-        *[protocol.SEARCH] * self.elsewhere,
+        *[protocol.SEARCH] * self.aside.searches,
         *calls,
       ],
       input_tokens=self.read + read,
@@ -445,8 +433,8 @@ class Episode:
       search_ends=tuple(int(ends[each.turn]) for each in self.observations),
       caps=self.caps,
       seconds=self.elapsed,
-      discarded_tokens=self.discarded,
-      discarded_input=self.reread,
+      discarded_tokens=self.aside.written,
+      discarded_input=self.aside.read,
       servers=tuple(chunks[turn].server for turn in turns) if served else (),
       experts=chosen,
     )

@@ -26,8 +26,13 @@ from anysearch_jax.environment import protocol, tools
 from anysearch_jax.host import counting, json_files, loop, turns
 
 _COUNTS = (
-  *("searches", "cache_hits", "deduplicated", "batches", "failures"),
-  *("left_out", "cut_passages"),
+  "searches",
+  "cache_hits",
+  "deduplicated",
+  "batches",
+  "failures",
+  "left_out",
+  "cut_passages",
 )
 # Passages among which a page is looked for.
 _DEPTH = 20
@@ -91,7 +96,8 @@ class BatchingRetriever:
         f"retriever: found a {type(retriever).__name__}, expected an object "
         "with async def search(self, request)."
       )
-    self._retriever, self._config = retriever, config
+    self._retriever = retriever
+    self._config = config
     self.attach = functools.partial(attach, retriever)
     self._context_key = (
       retriever.context_key
@@ -100,12 +106,14 @@ class BatchingRetriever:
     )
     # If the retriever cannot batch, send queries individually with the same
     # total concurrency.
-    self._size, self._most_calls = 1, config.batch * config.concurrency
+    self._size = 1
+    self._most_calls = config.batch * config.concurrency
     self._ask: Callable[..., Coroutine[Any, Any, Sequence[Answer]]] = (
       self._alone
     )
     if isinstance(retriever, types.BatchRetriever):
-      self._size, self._most_calls = config.batch, config.concurrency
+      self._size = config.batch
+      self._most_calls = config.concurrency
       self._ask = retriever.search_many
     self._cache: collections.OrderedDict[Hashable, tuple] = (
       collections.OrderedDict()
@@ -113,7 +121,8 @@ class BatchingRetriever:
     # Queries without an answer, and those of them that belong to no call yet.
     self._open: dict[Hashable, _Query] = {}
     self._waiting: dict[Hashable, _Query] = {}
-    self._calls, self._is_starting = 0, False
+    self._calls = 0
+    self._is_starting = False
     self.counters: Counter[str] = Counter()
     self._said = 0, time.monotonic()  # Queries that `waits` knew, and when.
     # What the retriever had counted when it was last asked.
@@ -160,8 +169,10 @@ class BatchingRetriever:
   def waits(self) -> str:
     """Returns what a progress line says of queries that wait to be sent."""
     queued = sum(query.turn.waits > 0 for query in list(self._open.values()))
-    sent, now = self.counters["batched_queries"], time.monotonic()
-    (before, then), self._said = self._said, (sent, now)
+    sent = self.counters["batched_queries"]
+    now = time.monotonic()
+    (before, then) = self._said
+    self._said = (sent, now)
     rate = (sent - before) / max(now - then, 1e-9)
     if not queued:
       return ""
@@ -180,7 +191,8 @@ class BatchingRetriever:
       # A task without a strong reference may be garbage-collected, see
       # https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task
       for query in batch:
-        query.call, query.batch = call, batch
+        query.call = call
+        query.batch = batch
         query.turn.wait(-1)
       self._calls += 1
       call.add_done_callback(
@@ -263,7 +275,8 @@ class BatchingRetriever:
     Encoding ten million characters takes 20 seconds and 2 GB, and no context
     has room for them.
     """
-    kept, left = [], self._config.answer_characters
+    kept = []
+    left = self._config.answer_characters
     longest = self._config.passage_characters
     for passage in passages:
       most = min(left, longest)

@@ -212,10 +212,6 @@ def micro_batches(
 
 # The sequences in a row, as indices.
 _Row = list[int]
-# A row whose free share is at most this counts as full.
-_FULL = (0.02, 0.05, 0.1, 0.15, 0.2)
-# The number of sequences among which a row's are chosen.
-_CHOICE = 24
 
 
 def _packed(
@@ -240,7 +236,8 @@ def _packed(
   # Longest rows first: shorter sequences fill the space left in their
   # micro-batches, whose padding would be computed anyway.
   for length in reversed(lengths):
-    rows = _rows(waiting.pop(), sizes, length, most)
+    rows: list[_Row] = []
+    _best_fit(rows, waiting.pop(), sizes, length, most, grows=True)
     b = config.rows(length, multiple)
     rows += [[] for _ in range(-len(rows) % b)]
     if len(rows) > config.max_micro_batches * b:
@@ -253,32 +250,6 @@ def _packed(
       shorter[:] = _best_fit(rows, shorter, sizes, length, most)
     packed.insert(0, rows)
   return packed
-
-
-def _rows(
-  waiting: _Row, sizes: Sequence[int], length: int, most: int
-) -> list[_Row]:
-  """Packs sequences, longest first, into few rows of one length.
-
-  Bin packing is hard, and no rule is best for every distribution. So several
-  are tried until one is within 1 % of perfect.
-  """
-  perfect = -(-sum(sizes[n] for n in waiting) // length)
-  best: list[_Row] = []
-  _best_fit(best, waiting, sizes, length, most, grows=True)
-  for share in _FULL:
-    if 100 * len(best) <= 101 * perfect:
-      break
-    # By size, shortest first.
-    left, found = waiting[::-1], []
-    while left:
-      row = [left.pop()]
-      room = length - sizes[row[0]]
-      for i in _chosen(left, sizes, room, most - 1, int(share * length)):
-        row.append(left.pop(i))
-      found.append(row)
-    best = min(best, found, key=len)
-  return best
 
 
 def _best_fit(
@@ -314,37 +285,3 @@ def _best_fit(
     if len(rows[r]) < most:
       bisect.insort(free, (room - sizes[n], r))
   return rest
-
-
-def _chosen(
-  left: _Row, sizes: Sequence[int], room: int, most: int, enough: int
-) -> list[int]:
-  """Returns the places in `left`, descending, of sequences that fill a row.
-
-  They are the fewest that leave at most `enough` of the row's `room` tokens
-  free, so that short ones remain for other rows; otherwise those that leave the
-  least. `left` is ordered, shortest first; the row may get `most` sequences.
-  """
-  end = bisect.bisect_right(left, room, key=lambda n: sizes[n])
-  # Evenly spread over the sizes, the longest first.
-  count = min(end, _CHOICE)
-  choice = [end - 1 - i * end // count for i in range(count)]
-  # Bit s of sums[k][i] says whether k of the first i sum to s tokens.
-  sums, mask, best, total = [[1] * (count + 1)], (2 << room) - 1, 0, 0
-  for k in range(1, min(most, count) + 1):
-    reached = [0]
-    for place, before in zip(choice, sums[-1]):
-      reached.append(reached[-1] | (before << sizes[left[place]]) & mask)
-    sums.append(reached)
-    if (largest := reached[-1].bit_length() - 1) > total:
-      best, total = k, largest
-    if room - total <= enough or not reached[-1]:
-      break
-  places, i = [], count
-  for k in range(best, 0, -1):
-    while sums[k][i - 1] >> total & 1:
-      i -= 1
-    i -= 1
-    places.append(choice[i])
-    total -= sizes[left[choice[i]]]
-  return sorted(places, reverse=True)

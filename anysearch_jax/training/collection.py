@@ -1,5 +1,6 @@
-"""Collects a rollout: each process plays a share, and then has all of it.
+"""Collects a rollout.
 
+Where several processes sample, each one plays a share and then has all of it.
 Every random draw is addressed by rollout, question and sample, so it does not
 matter which process plays which question.
 
@@ -23,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
@@ -31,9 +31,8 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
-from anysearch_jax.environment import records
+from anysearch_jax.environment import records, spec
 from anysearch_jax.host import counting, loop, processes
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import experts
 from anysearch_jax.rollout import driver, episode
 from anysearch_jax.training import timeline as timeline_lib
@@ -86,13 +85,14 @@ class QuestionStream(NamedTuple):
     *,
     scaffold: bool,
     config: config_lib.ExperimentConfig,
+    environment: spec.Environment,
   ) -> tuple[str, list[int]]:
     """Returns the first question's prompt, as the policy reads it."""
     return episode.prompt(
       self.questions[0],
       budget=config.curriculum.max_budget,
       scaffold=scaffold,
-      config=config.episode,
+      environment=environment,
       codec=codec,
     )
 
@@ -127,8 +127,7 @@ class Collector:
     self.stream, self._parts, self._timeline = stream, parts, timeline
     self._slots = config.engine.slots
     self._quiet_seconds = config.watch.quiet_seconds
-    environment = systems.of_episode(config.episode)
-    self._prices = environment.prices(config.evaluation.prices)
+    self._prices = parts.environment.prices(config.evaluation.prices)
 
   def collect(
     self, rollout: int, assignment: curriculum.Assignment, scope: loop.Scope
@@ -146,7 +145,7 @@ class Collector:
       )
       for i, (b, t) in enumerate(zip(assignment.budgets, tokens, strict=True))
     ]
-    first, count = jax.process_index(), jax.process_count()
+    first, count = processes.index(), processes.count()
     keep = len(range(first, self.stream.groups, count))
     playing = loop.Work(
       driver.run_groups(

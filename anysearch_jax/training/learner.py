@@ -13,6 +13,7 @@ from absl import logging
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import processes
 from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.training import (
   batching,
@@ -94,10 +95,11 @@ class Learner:
     return lora.combine(self._base, self.state.params)
 
   def published(self) -> decoder.Params:
-    """Returns the parameters for the engine, on its devices.
+    """Returns the parameters for the engine, see `Placement.to_engine`.
 
-    With `pipeline.async_level` 0 they may share arrays with `state`, which the
-    next step donates; otherwise such arrays are copied.
+    All processes call this together. With `pipeline.async_level` 0 they may
+    share arrays with `state`, which the next step donates; otherwise such
+    arrays are copied.
     """
     trained = self.placement.publish(self.state.params)
     if self._config.pipeline.async_level:
@@ -106,7 +108,9 @@ class Learner:
         lambda x: jnp.copy(x) if id(x) in ours else x, trained
       )
     a = self.architecture
-    return lora.combine(self._engine_base, trained) if a.lora else trained
+    if a.lora is None or not trained:
+      return trained
+    return lora.combine(self._engine_base, trained)
 
   def scores(self, prompt: Sequence[int]) -> np.ndarray:
     """Scores a prompt with the weights that the engine gets, see `health`.
@@ -154,12 +158,27 @@ class Learner:
     return like
 
   def pack(
-    self, scored: rewards_and_advantages.Experience
+    self, scored: rewards_and_advantages.Experience | None
   ) -> list[batching.HostBatch]:
-    """Packs a rollout into a host batch for each step, epoch after epoch."""
-    c, size = self._config.curriculum, scored.valid.size
-    each = size // c.batches_per_rollout
+    """Packs a rollout into a host batch for each step, epoch after epoch.
+
+    All processes call this together and get the batches of the first one;
+    `scored` may be None in the others.
+    """
+    batches = processes.broadcast(lambda: self._batches(scored))
     once = [
+      tuple(batching.Rows(*arrays) for arrays in batch) for batch in batches
+    ]
+    return once * self._config.curriculum.epochs
+
+  def _batches(
+    self, scored: rewards_and_advantages.Experience | None
+  ) -> list[batching.HostBatch]:
+    """Packs a rollout into a host batch for each step of an epoch."""
+    assert scored is not None
+    size = scored.valid.size
+    each = size // self._config.curriculum.batches_per_rollout
+    return [
       batching.pack(
         rewards_and_advantages.examples(scored, start, start + each),
         config=self._config.batch,
@@ -169,7 +188,6 @@ class Learner:
       )
       for start in range(0, size, each)
     ]
-    return once * c.epochs
 
   def steps(
     self, packed: Sequence[batching.HostBatch]
@@ -269,6 +287,8 @@ class Phases:
     if frees := frees and isinstance(engine, types.CachingEngine):
       frees = placement.take_turns(learner.placement, async_level=level)
     self._engine = engine if frees else None
+    # Only the first of several processes may have an engine.
+    self._frees = processes.on_main(lambda: self._engine is not None)
     self._timeline = timeline
     self._logged: set[str] = set()
 
@@ -285,16 +305,22 @@ class Phases:
 
   def train(self, rollout: int) -> None:
     """Frees the KV cache and fetches the state, before training."""
-    if self._engine is None and self._offload == "none":
+    if not self._frees and self._offload == "none":
       return
     with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
-      if isinstance(self._engine, types.CachingEngine):
+      if self._frees:
         self._log(
           "Freed %.2f GiB of KV cache for training "
           "(engine.free_kv_while_training).",
-          self._engine.free_cache(),
+          processes.barrier_call(self._free_cache),
         )
       self._learner.move(self._offload, "device")
+
+  def _free_cache(self) -> int:
+    if not isinstance(self._engine, types.CachingEngine):
+      return 0
+    with processes.alone():
+      return self._engine.free_cache()
 
   def _log(self, sentence: str, size: int) -> None:
     """Logs bytes of a device once, the first time that there are any."""

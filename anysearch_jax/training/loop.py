@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import pathlib
-import shutil
 import threading
 import time
 from collections import Counter
@@ -17,20 +16,21 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
-from anysearch_jax.policy import hf, lora
+from anysearch_jax.methods import systems
+from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.rollout import engines, searching
 from anysearch_jax.rollout.jax_engine import engine as jax_engine
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
+  batching,
   checkpoint,
   collection,
   health,
-  messages,
   metrics,
   pipeline,
-  remote,
   rewards_and_advantages,
   sampler,
   throughput,
@@ -58,6 +58,41 @@ class _StoppedError(Exception):
   """
 
 
+def samples(config: config_lib.ExperimentConfig) -> bool:
+  """Returns whether this process samples, so that it needs a retriever.
+
+  Over servers only the first of several processes does.
+  """
+  return processes.is_main() or config.engine.kind == "jax"
+
+
+def _made_engine(
+  policy: hf.Policy, config: config_lib.ExperimentConfig
+) -> types.TrainableEngine | None:
+  """Makes this process's engine, once all processes can make theirs."""
+
+  def make() -> types.TrainableEngine | None:
+    if not samples(config):
+      return None
+    with processes.alone():
+      return engines.make(policy, config, seed=config.seed)
+
+  return processes.barrier_call(make)
+
+
+def _set_first(
+  engine: types.TrainableEngine | None, params: decoder.Params
+) -> None:
+  """Gives an engine the first weights, in the process that has it."""
+
+  def hand_over() -> None:
+    with processes.alone():
+      if engine is not None:
+        engine.set_params(params, 0)
+
+  processes.barrier_call(hand_over)
+
+
 class Trainer:
   """One training run: samples rollouts and trains the policy on them.
 
@@ -66,8 +101,10 @@ class Trainer:
   rollouts that use older weights, which the checkpoint stores.
 
   With several processes (`jax.distributed`), each one has a trainer with the
-  same arguments; the training mesh spans their devices. Without a controller
-  each process samples its share of a rollout, and sampling and training
+  same arguments; the training mesh spans their devices. Over servers the first
+  process drives: it alone has the engine, the retriever and the sampler, at any
+  async_level, and the others get the batches that it packs. With in-process
+  engines each process samples its share of a rollout, and sampling and training
   alternate (async_level 0): with two threads, processes could start their
   collectives in different orders and deadlock.
 
@@ -76,14 +113,13 @@ class Trainer:
     policy: as for `learner.Learner`.
     questions: the training stream, repeated when it ends. A
       `dataset_iterator.Stream` reshuffles them every epoch.
-    retriever: answers the searches.
+    retriever: answers the searches; None in a process that samples nothing,
+      see `samples`.
     folder: an existing folder, which gets the files of `metrics`, and
       `checkpoints/`.
     engine: samples; `run` closes it. None makes the engine that
       `config.engine` names.
-    controller: samples instead, with an engine and a retriever of its own; this
-      trainer then has neither.
-    trace: whether to write `timeline.json`, see `timeline`.
+    trace: whether JAX's profiler traces the run, into `profile/`.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from.
     sinks: get the metrics too, see `trackers.opened`.
@@ -104,7 +140,6 @@ class Trainer:
     retriever: types.Retriever | None,
     folder: pathlib.Path,
     engine: types.TrainableEngine | None = None,
-    controller: remote.Client | None = None,
     trace: bool = False,
     allow_changes: bool = False,
     sinks: Sequence[trackers.Sender] = (),
@@ -118,9 +153,8 @@ class Trainer:
     self._sinks = sinks
     self._folder = folder
     self._checkpoints = folder / "checkpoints"
-    self._timeline = timeline_lib.Timeline(
-      clock, folder / "timeline.json" if trace and processes.is_main() else None
-    )
+    self._timeline = timeline_lib.Timeline(clock)
+    self._trace = trace and processes.is_main()
     self._stopping = threading.Event()
     self._pace = checkpoint.Pace(config.save_minutes, clock)
     self._stoppable = jax.process_count() == 1
@@ -129,32 +163,29 @@ class Trainer:
     self._taken_steps: list[dict[str, float]] = []
     a = lora.attach(policy.architecture, config.lora)
     empty = policy._replace(params={}, architecture=a)
-    makes = controller is None and engine is None
+    makes = engine is None
     if makes and config.servers_share:
       # Made first: servers release the memory that the learner needs.
-      engine = engines.make(empty, config, seed=config.seed)
+      engine = _made_engine(empty, config)
     self._learner = learner_lib.Learner(config, policy)
-    if makes and engine is not None:
-      engine.set_params(self._learner.published(), 0)
-    elif makes:
-      published = empty._replace(params=self._learner.published())
-      engine = engines.make(published, config, seed=config.seed)
+    if makes:
+      published = self._learner.published()
+      if config.servers_share:
+        _set_first(engine, published)
+      else:
+        engine = _made_engine(empty._replace(params=published), config)
+      del published
     # Without the weights: the learner owns them now.
     self._policy = policy._replace(params={})
     self._stream = collection.QuestionStream.of(questions, config)
-    self._engine, self._controller = engine, controller
+    self._engine = engine
     if config.engine.exact:
       assert isinstance(engine, jax_engine.JaxEngine)
       self._learner.scorer = engine.score_exactly
-    self._sampler: sampler.Sampler | remote.Sampler
-    if controller is not None:
-      self._sampler = remote.Sampler(
-        controller,
-        self._stream,
-        timeline=self._timeline,
-        stopping=self._stopping.is_set,
-      )
-    else:
+    # Whether all of several processes sample, see the class.
+    self._together = jax.process_count() > 1 and config.engine.kind == "jax"
+    self._sampler: sampler.Sampler | None = None
+    if samples(config):
       assert engine is not None and retriever is not None
       searching.attach(retriever, engine, policy.tokenizer)
       self._sampler = sampler.Sampler(
@@ -179,14 +210,18 @@ class Trainer:
 
   def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
     return self._stream.prompt(
-      self._policy.tokenizer, scaffold=scaffold, config=self._config
+      self._policy.tokenizer,
+      scaffold=scaffold,
+      config=self._config,
+      environment=systems.of_episode(self._config.episode),
     )
 
   def stop(self) -> None:
     """Makes `run` save a checkpoint before its next optimizer step and return.
 
     Thread-safe. The rollout in training is finished first unless
-    `Learner.steps_alone`, and if there are several processes.
+    `Learner.steps_alone`, and if there are several processes. So is the rollout
+    that several processes sample together.
     """
     self._stopping.set()
 
@@ -219,25 +254,12 @@ class Trainer:
     Raises:
       health.NotFiniteError, health.WrongWeightsError, sampler.StaleError.
       health.FailedEpisodesError: earlier training is saved first.
-      types.EngineError: the engine refused new weights, or has different ones;
-        a `messages.AwayError`: the controller was away for too long. Earlier
-        training is saved first.
+      types.EngineError: the engine refused new weights, or has different ones.
+        Earlier training is saved first.
       checkpoint.DamagedError: there are checkpoints, and all are damaged.
       checkpoint.MismatchError: the checkpoint belongs to another run, or
         settings of learning differ from it and `allow_changes` is not set.
     """
-    finished = self._run(on_event, on_start)
-    if self._controller is not None and processes.is_main():
-      self._controller.end(finished=finished)
-      shutil.rmtree(self._folder / messages.WEIGHTS, ignore_errors=True)
-    return finished
-
-  def _run(
-    self,
-    on_event: Callable[[Event], None],
-    on_start: Callable[[int, list[config_settings.Change]], None],
-  ) -> bool:
-    """Does as `run`, but for telling a controller of the end."""
     config, rollouts = self._config, self._config.curriculum.rollouts
     with (
       contextlib.closing(self._engine or contextlib.ExitStack()),
@@ -252,12 +274,9 @@ class Trainer:
         config=config_settings.to_dict(config),
         keep=config.checkpoint,
       ) as checkpoints,
-      self._timeline,
       (
-        self._controller.begun(
-          self._folder / messages.WEIGHTS, self.stop, self.stop_seconds
-        )
-        if self._controller
+        jax.profiler.trace(self._folder / "profile")
+        if self._trace
         else contextlib.nullcontext()
       ),
     ):
@@ -269,7 +288,7 @@ class Trainer:
         for rollout in range(first, rollouts):
           try:
             sampled = self._take(rollout, ahead)
-            steps, values = self._train(sampled, ahead)
+            steps, values = self._train(rollout, sampled, ahead)
           except _StoppedError as stopped:
             # A checkpoint with this number is from the rollout's start.
             if not checkpoints.has(rollout):
@@ -285,7 +304,7 @@ class Trainer:
             raise
           if writer:
             writer.write(int(values["step"]), values, steps)
-          self._save_if_due(sampled, values, checkpoints, ahead)
+          self._save_if_due(rollout, sampled, values, checkpoints, ahead)
           on_event(Event(rollout, rollouts, values))
     metrics.export(
       self._folder,
@@ -301,34 +320,38 @@ class Trainer:
     self, first: int, stored: collection.StoredRollouts | None
   ) -> pipeline.Pipeline:
     """Returns what samples from `first` on, given what is sampled already."""
-    self._sampler.state, ready = self._sampler_state, []
-    if stored is not None:
-      ready = self._sampler.score_stored(first, stored)
-    settings: dict[str, Any] = {
-      "first": first,
-      "rollouts": self._config.curriculum.rollouts,
-      "level": self._level,
-      "timeline": self._timeline,
-      "partial": self._config.pipeline.partial,
-    }
-    if isinstance(self._sampler, sampler.Sampler):
-      return pipeline.Pipeline(self._sampler, ready, **settings)
-    return remote.Pipeline(
-      self._sampler,
+    driving, ready = self._sampler, []
+    if driving is not None:
+      driving.state = self._sampler_state
+
+    def score_stored() -> list[sampler.ScoredRollout]:
+      if driving is None or stored is None:
+        return []
+      return driving.score_stored(first, stored)
+
+    def score_stored_alone() -> list[sampler.ScoredRollout]:
+      with processes.alone():
+        return score_stored()
+
+    if self._together:
+      ready = score_stored()
+    else:
+      ready = processes.barrier_call(score_stored_alone)
+    return pipeline.Pipeline(
+      driving,
       ready,
-      config=self._config,
-      policy=self._policy._replace(architecture=self._learner.architecture),
-      folder=self._folder / messages.WEIGHTS,
-      **settings,
+      first=first,
+      rollouts=self._config.curriculum.rollouts,
+      level=self._level,
+      timeline=self._timeline,
+      partial=self._config.pipeline.partial,
+      together=self._together,
     )
 
   def _published(self) -> sampler.HandedOver:
     """Returns the present weights for the engine."""
-    scores, learner = self._scores(), self._learner
-    here = self._controller is None
-    return sampler.HandedOver(
-      learner.published() if here else learner.params(), scores
-    )
+    scores = self._scores()
+    return sampler.HandedOver(self._learner.published(), scores)
 
   def _scores(self) -> np.ndarray:
     """Scores the fingerprint's prompt with the present weights."""
@@ -337,29 +360,38 @@ class Trainer:
 
   def _take(
     self, rollout: int, ahead: pipeline.Pipeline
-  ) -> sampler.ScoredRollout:
-    """Waits until a rollout is sampled, and checks its episodes."""
+  ) -> sampler.ScoredRollout | None:
+    """Waits until a rollout is sampled, and checks its episodes and tokens.
+
+    Returns the rollout; None in a process that has no sampler.
+    """
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
     ahead.fill(rollout, self._published, self._phases.sample)
-    waits = self._controller is not None or self._stoppable
-    sampled = ahead.take(lambda: waits and self._stopping.is_set())
-    if sampled is None:
+    if not ahead.wait(self._stopping.is_set):
       raise _StoppedError
-    self._monitor.collected(rollout, sampled.counted)
+    sampled = ahead.take()
+
+    def check() -> None:
+      assert sampled is not None
+      self._monitor.collected(rollout, sampled.counted)
+      ages = sampler.token_ages(rollout, sampled.scored.groups)
+      if stale := sampler.stale(rollout, ages, bound=self._level):
+        raise sampler.StaleError(stale)
+
+    processes.on_main(check)
     return sampled
 
   def _train(
-    self, sampled: sampler.ScoredRollout, ahead: pipeline.Pipeline
+    self,
+    rollout: int,
+    sampled: sampler.ScoredRollout | None,
+    ahead: pipeline.Pipeline,
   ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Trains on a rollout; returns the metrics of its steps, and its own."""
-    rollout = sampled.rollout
-    ages = sampler.token_ages(rollout, sampled.scored.groups)
-    if stale := sampler.stale(rollout, ages, bound=self._level):
-      raise sampler.StaleError(stale)
     self._phases.train(rollout)
     with self._timeline.span(rollout, timeline_lib.TRAINER, "train"):
-      packed = self._learner.pack(sampled.scored)
+      packed = self._learner.pack(sampled.scored if sampled else None)
       steps, self._taken_steps = self._taken_steps, []
       # Steps that need values from the rollout's start (old log-probs, a
       # critic's estimates) cannot resume in the middle: its weights are gone by
@@ -369,19 +401,38 @@ class Trainer:
         self._monitor.step(
           rollout,
           values,
-          lambda: self._record(f"not-finite-{rollout}", sampled.scored),
+          lambda: self._record(f"not-finite-{rollout}", sampled),
         )
         steps.append(values)
         self._stepped = True
         ahead.check()
         if stoppable and self._stopping.is_set() and len(steps) < len(packed):
           raise _StoppedError(sampled, steps)
-    self._sampler_state = sampled.state
+    if sampled is not None:
+      self._sampler_state = sampled.state
     if self._level:
       # Publish before computing metrics, so that the sampler does not wait.
       ahead.fill(rollout + 1, self._published)
     seconds = timeline_lib.metrics(self._timeline.take(rollout))
-    position = self._stream.position(rollout + 1)
+
+    def measure() -> dict[str, float]:
+      assert sampled is not None
+      values = self._measured(sampled, steps, packed, seconds)
+      self._monitor.rollout(values)
+      return values
+
+    return steps, processes.on_main(measure)
+
+  def _measured(
+    self,
+    sampled: sampler.ScoredRollout,
+    steps: Sequence[dict[str, float]],
+    packed: Sequence[batching.HostBatch],
+    seconds: dict[str, float],
+  ) -> dict[str, float]:
+    """Returns the metrics of a rollout that was trained on."""
+    ages = sampler.token_ages(sampled.rollout, sampled.scored.groups)
+    position = self._stream.position(sampled.rollout + 1)
     values = {
       **sampler.metrics(sampled, ages, config=self._config.curriculum),
       **metrics.over_steps(steps, on_policy=not ages.any()),
@@ -394,8 +445,7 @@ class Trainer:
     # Others sample on unknown devices.
     if self._engine and self._config.engine.kind == "jax":
       values["device/count"] = jax.device_count()
-    self._monitor.rollout(values)
-    return steps, values
+    return values
 
   def _timed(
     self, steps: Iterator[dict[str, float]]
@@ -416,21 +466,21 @@ class Trainer:
         yield values
 
   def _record(
-    self, name: str, scored: rewards_and_advantages.Experience
+    self, name: str, sampled: sampler.ScoredRollout | None
   ) -> pathlib.Path:
-    return metrics.record(
-      self._folder, name, rewards_and_advantages.records(scored)
-    )
+    groups = rewards_and_advantages.records(sampled.scored) if sampled else []
+    return metrics.record(self._folder, name, groups)
 
   def _save_if_due(
     self,
-    sampled: sampler.ScoredRollout,
+    rollout: int,
+    sampled: sampler.ScoredRollout | None,
     values: dict[str, float],
     checkpoints: checkpoint.Checkpoints,
     ahead: pipeline.Pipeline,
   ) -> None:
     """Saves and records a rollout's trajectories, if it is time after it."""
-    config, done = self._config, sampled.rollout + 1
+    config, done = self._config, rollout + 1
     # Clocks differ between processes, so the first one decides.
     quality = processes.on_main(
       lambda: checkpoint.quality(values, config=config.checkpoint)
@@ -438,7 +488,7 @@ class Trainer:
     late, *_ = processes.all_gather(self._pace.rollout)
     due = done == config.curriculum.rollouts or done % config.save_every == 0
     if due:
-      self._record(f"rollout-{sampled.rollout:05d}", sampled.scored)
+      self._record(f"rollout-{rollout:05d}", sampled)
     if due or late:
       self._pace.saved()
       saved = self._saved(done, ahead)
@@ -462,20 +512,32 @@ class Trainer:
     played = ahead.sampled_before(version) if ahead else []
     if unfinished is not None:
       played.insert(0, unfinished)
-    state = self._sampler_state
+
+    def sampling() -> dict[str, Any]:
+      state = self._sampler_state
+      return {
+        "curriculum": [*map(np.asarray, jax.device_get(state.curriculum))],
+        "counters": {group: dict(c) for group, c in state.counters.items()},
+        "pending": [
+          *(collection.pack([s.collected for s in played]) if played else ())
+        ],
+      }
+
+    # Orbax needs the same items in all processes; it writes these once, because
+    # they are in host memory.
+    host = processes.broadcast(sampling)
     return checkpoint.Saved(
       rollout,
       self._learner.state,
-      # The curriculum is replicated; in host memory, Orbax writes it once.
-      jax.device_get(state.curriculum),
+      curriculum_lib.CurriculumState(*host["curriculum"]),
       {
         "rollout": rollout,
         "seed": self._config.seed,
         "questions": self._stream.position(rollout),
-        "counters": {group: dict(c) for group, c in state.counters.items()},
+        "counters": host["counters"],
         **({"steps": list(steps)} if steps else {}),
       },
-      collection.pack([s.collected for s in played]) if played else None,
+      collection.StoredRollouts(*host["pending"]) if host["pending"] else None,
     )
 
   def _resume(
@@ -494,8 +556,9 @@ class Trainer:
     found = processes.on_main(lambda: checkpoint.rollouts(folder))
     if not found:
       # The engine starts with these weights; it is only sent later ones.
-      if isinstance(self._sampler, sampler.Sampler):
-        self._sampler.expect(self._scores(), 0)
+      scores = self._scores()
+      if self._sampler is not None:
+        self._sampler.expect(scores, 0)
       return 0, None, []
     newest = found[-1]
     changes = config_settings.changes(

@@ -6,6 +6,11 @@ version of the weights, so the samples depend on the level and not on which
 thread is faster. With `partial`, the rollout that is being sampled goes on with
 new weights as soon as they are there.
 
+With several processes the first one drives: it has the sampler, whose thread
+makes no collective, and the others learn in the threads that train what it has
+sampled. Where each process has an engine of its own, all of them sample, in the
+threads that train.
+
 Published weights are kept here until the sampler needs them. If sampling is
 slower than training, that is up to n copies beside the engine's own.
 """
@@ -18,17 +23,15 @@ import functools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from absl import logging
 
 from anysearch_jax import types
+from anysearch_jax.host import processes
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
-
-if TYPE_CHECKING:
-  from anysearch_jax.training import remote
 
 _LOOK = 0.1  # Polling interval in seconds for a stop while waiting.
 _PATIENCE = 30.0  # Seconds that a stop waits for the thread.
@@ -48,24 +51,33 @@ class Ahead(NamedTuple):
 class Pipeline:
   """Runs a sampler on its thread; use as a context manager, which stops it.
 
-  `ready` are consecutive rollouts that are sampled already; `first` is the
-  first of them, or else the first to sample. `published` is the version that
-  the engine begins with, -1 if that is unknown.
+  All processes of a run make its calls together.
+
+  Args:
+    sampler: None in a process that has none; the first one has the sampler.
+    ready: consecutive rollouts that are sampled already.
+    first: the first of `ready`, or else the first to sample.
+    rollouts: of the run.
+    level: `pipeline.async_level`.
+    timeline: gets the spans of waiting and of handing over.
+    partial: whether weights are handed over while the sampler samples.
+    together: whether all processes have a sampler and call it together, in
+      their own threads; `level` is then 0.
   """
 
   def __init__(
     self,
-    sampler: sampler_lib.Sampler | remote.Sampler,
+    sampler: sampler_lib.Sampler | None,
     ready: Iterable[sampler_lib.ScoredRollout] = (),
     *,
     first: int,
     rollouts: int,
     level: int,
     timeline: timeline_lib.Timeline,
-    published: int = 0,
     partial: bool = False,
+    together: bool = False,
   ):
-    self._sampler = sampler
+    self._sampler, self._together = sampler, together
     self._timeline = timeline
     self._end, self._level = rollouts, level
     self._ahead: deque[Ahead] = deque()
@@ -74,8 +86,8 @@ class Pipeline:
       future = concurrent.futures.Future()
       future.set_result(sampled)
       self._ahead.append(Ahead(sampled.rollout, first - 1, future))
-    self._next = first + len(self._ahead)
-    self._published = published
+    self._next = processes.on_main(lambda: first + len(self._ahead))
+    self._published = 0  # The version of the engine's weights.
     # (rollout, what hands its weights over or waits for that; None if the
     # engine has them by then). A None job ends the thread.
     self._jobs: queue.SimpleQueue[
@@ -96,9 +108,11 @@ class Pipeline:
   ) -> None:
     """Queues all rollouts that this version of the weights samples.
 
-    Version v is that after training on v rollouts. `published` returns the
-    weights; it is only called if a rollout is queued and the engine does not
-    have them. `before` is called after that with the first rollout.
+    Args:
+      version: of the weights; version v is that after training on v rollouts.
+      published: returns the weights; it is only called if a rollout is queued
+        and the engine does not have them.
+      before: called after that with the first rollout.
     """
     end = min(version + self._level + 1, self._end)
     if self._next >= end:
@@ -106,120 +120,195 @@ class Pipeline:
     hand_over: Callable[[], object] | None = None
     if version != self._published:
       with self._timeline.span(self._next, timeline_lib.TRAINER, "sync"):
-        hand_over = functools.partial(
-          self._sampler.set_params,
-          *(self._next, self._handed(version, published()), version),
-        )
+        weights = published()
         self._published = version
-      if self._beside:
-        hand_over = self._beside.submit(hand_over).result
+      if self._sampler is not None:
+        hand_over = functools.partial(
+          _hand_over, self._sampler, self._next, weights, version
+        )
+        if self._beside:
+          hand_over = self._beside.submit(hand_over).result
     before(self._next)
-    for rollout in range(self._next, end):
-      ahead = Ahead(rollout, version, concurrent.futures.Future())
-      self._ahead.append(ahead)
-      self._jobs.put((ahead, hand_over))
-      hand_over = None
+    if self._sampler is not None:
+      for rollout in range(self._next, end):
+        ahead = Ahead(rollout, version, concurrent.futures.Future())
+        self._ahead.append(ahead)
+        self._jobs.put((ahead, hand_over))
+        hand_over = None
     self._next = end
 
-  def take(
-    self, gives_up: Callable[[], bool] = lambda: False
-  ) -> sampler_lib.ScoredRollout | None:
-    """Waits for the next rollout, removes it from the queue and returns it.
+  def wait(self, gives_up: Callable[[], bool] = lambda: False) -> bool:
+    """Waits until the next rollout is sampled, in all processes.
 
-    Returns None if `gives_up()` before it is sampled; the rollout then stays in
-    the queue.
+    Deadlines of turns and searches bound the wait.
+
+    Args:
+      gives_up: returns whether a process waits no longer; no process does then.
+
+    Returns:
+      Whether the rollout is sampled; it remains in the queue.
+
+    Raises:
+      Exception: what the sampler met.
     """
-    if not self._wait(self._ahead[0], gives_up):
+
+    def look() -> tuple[bool, bool]:
+      stops = gives_up()
+      return self._has_arrived(0.0 if stops else _LOOK), stops
+
+    with self._waiting():
+      if self._together:
+        self._play()
+        return True
+      while True:
+        # In short rounds, so that no process waits long in a collective.
+        rounds = processes.all_gather(look)
+        arrived, _ = rounds[0]
+        if arrived or any(stops for _, stops in rounds):
+          return arrived
+
+  def take(self) -> sampler_lib.ScoredRollout | None:
+    """Removes the next rollout, for which `wait` has waited, from the queue.
+
+    Returns:
+      The rollout; None in a process that has no sampler.
+    """
+    if self._sampler is None:
       return None
-    sampled = self._ahead[0].sampled.result(timeout=0)
-    self._ahead.popleft()
-    return sampled
+    return self._ahead.popleft().sampled.result(timeout=0)
 
   def sampled_before(self, version: int) -> list[sampler_lib.ScoredRollout]:
     """Waits for the queued rollouts with weights older than `version`.
 
-    The result ends before a rollout that an outage prevented; `take` raises the
-    error.
+    Args:
+      version: of the weights.
+
+    Returns:
+      The rollouts, where there is a sampler. They end before one that an outage
+      prevented; `wait` raises the error.
     """
-    found = []
-    with contextlib.suppress(types.EngineError):
-      for ahead in self._ahead:
-        if ahead.version < version:
-          self._wait(ahead)
-          found.append(ahead.sampled.result(timeout=0))
-    return found
+    older = [ahead for ahead in self._ahead if ahead.version < version]
+    rollouts: list[sampler_lib.ScoredRollout] = []
+
+    def is_waiting() -> bool:
+      rollouts.clear()
+      with contextlib.suppress(types.EngineError):
+        for ahead in older:
+          if not self._is_sampled(ahead):
+            return True
+          rollouts.append(ahead.sampled.result(timeout=0))
+      return False
+
+    with self._waiting():
+      while processes.on_main(is_waiting):
+        concurrent.futures.wait([x.sampled for x in older], timeout=_LOOK)
+    return rollouts
 
   def check(self) -> None:
     """Raises the sampler's exception, if there is one, except an outage.
 
-    `take` raises an outage, so that the rollout in training is finished first.
+    `wait` raises an outage, so that the rollout in training is finished first.
     """
-    with contextlib.suppress(types.EngineError):
-      for ahead in self._ahead:
-        if ahead.sampled.done():
-          ahead.sampled.result(timeout=0)
+
+    def look() -> None:
+      with contextlib.suppress(types.EngineError):
+        for ahead in self._ahead:
+          if ahead.sampled.done():
+            ahead.sampled.result(timeout=0)
+
+    processes.on_main(look)
 
   def __enter__(self) -> Pipeline:
-    self._thread.start()
+    if self._sampler is not None and not self._together:
+      self._thread.start()
     return self
 
   def __exit__(self, *unused) -> None:
     self._jobs.put(None)
-    self._sampler.stop()
+    if self._sampler is not None:
+      self._sampler.stop()
     if self._beside:
       self._beside.shutdown(wait=False, cancel_futures=True)
-    self._thread.join(_PATIENCE)
+    if self._thread.ident is not None:
+      self._thread.join(_PATIENCE)
     if self._thread.is_alive():
       logging.warning(
         "The sampler's thread did not stop within %g seconds and is abandoned.",
         _PATIENCE,
       )
 
-  def _handed(
-    self, version: int, weights: sampler_lib.HandedOver
-  ) -> sampler_lib.HandedOver:
-    return weights
+  @contextlib.contextmanager
+  def _waiting(self) -> Iterator[None]:
+    """Records that training waits for a rollout, where there is one."""
+    rollout = self._ahead[0].rollout if self._ahead else self._next
+    with self._timeline.span(rollout, timeline_lib.TRAINER, "idle"):
+      yield
 
-  def _wait(
-    self, ahead: Ahead, gives_up: Callable[[], bool] = lambda: False
-  ) -> bool:
-    """Waits for a rollout; returns False if `gives_up()` before its end.
+  def _has_arrived(self, seconds: float) -> bool:
+    """Returns whether the next rollout is sampled within these seconds.
 
-    Deadlines of turns and searches bound the wait.
+    Raises what the sampler met. In a process without sampler it is False.
     """
-    with self._timeline.span(ahead.rollout, timeline_lib.TRAINER, "idle"):
-      while not self._is_sampled(ahead):
-        if gives_up():
-          return False
-        concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
+    if self._sampler is None:
+      return False
+    ahead = self._ahead[0]
+    if not self._is_sampled(ahead):
+      concurrent.futures.wait([ahead.sampled], timeout=seconds)
+    if not self._is_sampled(ahead):
+      return False
+    ahead.sampled.result(timeout=0)
     return True
 
   def _is_sampled(self, ahead: Ahead) -> bool:
-    alive = self._thread.is_alive()
+    alive = self._together or self._thread.is_alive()
     if not alive and not ahead.sampled.done():
       raise RuntimeError(
         f"The sampler's thread ended before rollout {ahead.rollout}."
       )
     return ahead.sampled.done()
 
+  def _play(self) -> None:
+    """Samples the next rollout in this thread, and raises what it met."""
+    ahead = self._ahead[0]
+    while not ahead.sampled.done():
+      self._do_next()
+    ahead.sampled.result(timeout=0)
+
   def _work(self) -> None:
     """Does jobs until the last one, or an error."""
-    while True:
-      start = self._timeline.clock()
-      job = self._jobs.get()
-      if job is None:
-        return
-      (rollout, _, sampled), hand_over = job
-      self._timeline.add(
-        rollout, timeline_lib.SAMPLER, "idle", start, self._timeline.clock()
-      )
-      try:
-        if hand_over is not None:
-          hand_over()
-        # Drop these references, so that the engine can free the weights when it
-        # gets new ones.
-        del job, hand_over
-        sampled.set_result(self._sampler.sample(rollout))
-      except BaseException as error:  # Raised again where the rollout is taken.
-        sampled.set_exception(error)
-        return
+    with processes.alone():
+      while self._do_next():
+        pass
+
+  def _do_next(self) -> bool:
+    """Does the next job; returns whether others may follow."""
+    assert self._sampler is not None
+    start = self._timeline.clock()
+    job = self._jobs.get()
+    if job is None:
+      return False
+    (rollout, _, sampled), hand_over = job
+    now = self._timeline.clock()
+    self._timeline.add(rollout, timeline_lib.SAMPLER, "idle", start, now)
+    try:
+      if hand_over is not None:
+        hand_over()
+      # Drop these references, so that the engine can free the weights when it
+      # gets new ones.
+      del job, hand_over
+      sampled.set_result(self._sampler.sample(rollout))
+    except BaseException as error:  # Raised again where the rollout is awaited.
+      sampled.set_exception(error)
+      return False
+    return True
+
+
+def _hand_over(
+  sampler: sampler_lib.Sampler,
+  rollout: int,
+  weights: sampler_lib.HandedOver,
+  version: int,
+) -> None:
+  """Gives a sampler its weights, in whatever thread."""
+  with processes.alone():
+    sampler.set_params(rollout, weights, version)

@@ -41,12 +41,15 @@ class Placement:
   a: the architecture, with its adapters.
   dtype: of computation, of the engine's weights and of a frozen reference.
   trainer: a mesh over devices of all processes. rollout: over this process's.
+  gathers: whether the engine's weights are in the host memory of the first of
+    several processes, which alone hands them to servers.
   """
 
   a: architecture_lib.Architecture
   dtype: Any
   trainer: jax.sharding.Mesh
   rollout: jax.sharding.Mesh
+  gathers: bool = False
 
   @classmethod
   def of(
@@ -63,7 +66,13 @@ class Placement:
     trainer = sharding.training_mesh(config.mesh, devices)
     rollout = sharding.rollout_mesh(config.mesh, a, devices)
     sharding.validate(a, trainer)
-    return cls(a, jnp.dtype(config.compute_dtype), trainer, rollout)
+    return cls(
+      a,
+      jnp.dtype(config.compute_dtype),
+      trainer,
+      rollout,
+      gathers=jax.process_count() > 1 and config.engine.kind != "jax",
+    )
 
   @property
   def row_multiple(self) -> int:
@@ -106,7 +115,14 @@ class Placement:
     return self.to_engine(hf.cast(params, self.a, self.dtype))
 
   def to_engine(self, params: decoder.Params) -> decoder.Params:
-    """Moves weights of the training mesh to the engine's devices."""
+    """Moves weights of the training mesh to the engine's devices.
+
+    All processes call it together. With `gathers`, the first one gets NumPy
+    arrays and the others nothing.
+    """
+    if self.gathers:
+      gathered = jax.tree.map(_gathered, params)
+      return gathered if processes.is_main() else {}
     shardings = sharding.shardings(self.a, self.rollout)
 
     def moved(path: tuple, x: jax.Array) -> jax.Array:
@@ -116,6 +132,22 @@ class Placement:
       return jax.device_put(processes.to_replicated(x), wanted)
 
     return jax.tree_util.tree_map_with_path(moved, params)
+
+
+def _gathered(x: jax.Array) -> np.ndarray | None:
+  """Returns an array in the first process's memory, None in all others.
+
+  One layer of it at a time is whole on the devices.
+  """
+  whole = np.empty(x.shape, x.dtype) if processes.is_main() else None
+  layers = [(i,) for i in range(len(x))] if x.ndim > 2 else [()]
+  for layer in layers:
+    part = processes.to_replicated(weights.index(x, layer))
+    if whole is None:
+      jax.block_until_ready(part)
+    else:
+      whole[layer] = np.asarray(part)
+  return whole
 
 
 def check(

@@ -130,7 +130,12 @@ def score(
   turns: dict[Place, np.ndarray] = {}
   if advantages is not None:
     turns = turn_advantages.of_turns(
-      trajectories, rewards["total"], advantages, steps, config=objective
+      trajectories,
+      rewards["total"],
+      advantages,
+      steps,
+      config=objective,
+      system_turns=method.turns,
     )
   return Experience(
     groups=list(groups),

@@ -8,7 +8,6 @@ is therefore the same function of earlier outcomes at every `async_level`.
 from __future__ import annotations
 
 import logging
-import pathlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -69,11 +68,11 @@ class ScoredRollout(NamedTuple):
 class HandedOver(NamedTuple):
   """Weights for an engine.
 
-  params: the parameters, or the folder that has them (`hf.save_weights`).
+  params: the parameters.
   scores: the trainer's of the fingerprint's prompt (`health.scores`).
   """
 
-  params: decoder.Params | pathlib.Path
+  params: decoder.Params
   scores: np.ndarray
 
 
@@ -88,13 +87,16 @@ def initial(config: config_lib.ExperimentConfig) -> SamplerState:
 class StoppedError(BaseException):
   """`Sampler.stop` was called.
 
-  It is no `Exception`: the processes of a run stop each by itself, and do not
-  wait until all have been told.
+  It is no `Exception`: where all processes sample, each of them stops by
+  itself, and does not wait until all have been told.
   """
 
 
 class Sampler:
   """Samples the rollouts of a run in order; any one thread may call it.
+
+  With several processes, the first one has it alone (`processes.alone`), or
+  all have one and call it together, each with an engine of its own.
 
   Another one may hand over weights meanwhile (`pipeline.partial`).
 
@@ -116,16 +118,21 @@ class Sampler:
     self.state = initial(config)
     self._config, self._curriculum = config, config.curriculum
     self._engine, self._timeline = engine, timeline
-    parts = driver.EpisodeParts(engine, retriever, config.episode, codec)
+    self._method = systems.trained(config)
+    environment = self._method.environment
+    parts = driver.EpisodeParts(
+      engine, retriever, config.episode, codec, environment
+    )
     self._collector = collection.Collector(config, stream, parts, timeline)
     scaffold = config.curriculum.phase1_scaffold
     self._fingerprint = health.Fingerprint(
       engine,
-      prompt=stream.prompt(codec, scaffold=scaffold, config=config)[1],
+      prompt=stream.prompt(
+        codec, scaffold=scaffold, config=config, environment=environment
+      )[1],
       bound=config.watch.max_fingerprint_gap,
     )
     self._handing = threading.Lock()
-    self._method = systems.trained(config)
     self._scope = loop.Scope(lambda: StoppedError("The sampler was stopped."))
 
   def set_params(self, rollout: int, weights: HandedOver, version: int) -> None:
@@ -134,8 +141,6 @@ class Sampler:
     Raises:
       types.EngineError: the engine did not take them.
     """
-    params, engine = weights.params, self._engine
-    loads = isinstance(params, pathlib.Path)
     partial = self._config.pipeline.partial
     track = timeline_lib.WEIGHTS if partial else timeline_lib.SAMPLER
     with (
@@ -144,20 +149,13 @@ class Sampler:
     ):
       self.expect(weights.scores, version)
       try:
-        if isinstance(params, pathlib.Path):
-          assert isinstance(engine, types.LoadingEngine)  # A controller's is.
-          engine.load_folder(params, version)
-        else:
-          engine.set_params(jax.block_until_ready(params), version)
+        self._engine.set_params(jax.block_until_ready(weights.params), version)
       except disk.DiskError:
         raise
-      except (OSError, ValueError) as error:
-        if isinstance(error, ValueError) and not loads:
-          raise  # A bug.
+      except OSError as error:
         raise types.EngineError(
           f"The weights of version {version} could not be handed over: {error}."
-          " Look at the disk or folder ("
-          f"{params if loads else 'sglang.weights'}), then start the same "
+          " Look at the disk or folder (sglang.weights), then start the same "
           "command again."
         ) from error
 

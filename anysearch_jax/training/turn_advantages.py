@@ -23,23 +23,20 @@ The baseline does not depend on what i does in the turn, so the gradient has the
 same mean and less noise. GiGPO compares turns by their state too, and adds that
 to the advantage of the episode: https://arxiv.org/abs/2505.10978
 
-`objective.baseline=budget` is `against_budgets`.
+A system may have its own advantages of turns (`Method.turns`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
-from anysearch_jax.environment import scoring
-from anysearch_jax.methods import autosearch
 
-# A trajectory's question and its sample.
-Place = tuple[int, int]
+Place = types.Place
 # What was shown before a turn: id and title of each call's passages.
 _Point = tuple[tuple[tuple[str, str], ...], ...]
 
@@ -51,6 +48,10 @@ def of_turns(
   steps: Mapping[Place, np.ndarray],
   *,
   config: config_lib.ObjectiveConfig,
+  system_turns: Callable[
+    [Mapping[Place, types.Trajectory]], Mapping[Place, np.ndarray]
+  ]
+  | None = None,
 ) -> dict[Place, np.ndarray]:
   """Returns what is added to a trajectory's advantage in each of its turns.
 
@@ -59,23 +60,25 @@ def of_turns(
     totals, advantages: `[Q, G]` rewards and advantages of whole trajectories.
     steps: rewards of the searches of each trajectory; empty without any.
     config: baselines, weights and how advantages are normalised.
+    system_turns: the system's own advantages of turns, in place of baselines.
 
   Returns:
     float32 `[searches]` by trajectory, or `[searches + 1]` with baselines of
     turns; nothing if all turns have the trajectory's advantage.
   """
   added = of_searches(steps, totals.shape, config=config) if steps else {}
-  if config.baseline == "group":
+  if system_turns is not None:
+    relative = system_turns(trajectories)
+  elif config.baseline == "group":
     return added
-  if config.baseline == "budget":
-    own = against_budgets(trajectories)
   else:
-    own = against_others(trajectories, totals, config=config)
-  for place, turns in own.items():
-    turns -= advantages[place]
+    relative = against_others(trajectories, totals, config=config)
+  result = {}
+  for place, turns in relative.items():
+    result[place] = (turns - advantages[place]).astype(np.float32)
     if place in added:
-      turns[:-1] += added[place]
-  return own
+      result[place][:-1] += added[place]
+  return result
 
 
 def of_searches(
@@ -166,53 +169,11 @@ def against_others(
   return found
 
 
-def against_budgets(
-  trajectories: Mapping[Place, types.Trajectory],
-) -> dict[Place, np.ndarray]:
-  """Returns budget-relative advantages (BRPO) of the turns of each trajectory.
-
-  With f_b, the F1 of the answer at b of B searches (`episode.early_answers`;
-  the final one from the last search on), the turn of search s + 1 has
-
-      R_s = sum_{b > s} f_b / B
-      A_s = R_s - s / B (1 - s / B) V_s - (1 - s / B) (mean of R_s in the group)
-
-  V_s is the mean of f_1 to f_s with weights 1, 2, 4, ... Rewards do not count.
-  https://arxiv.org/abs/2505.13438
-
-  They are float32 `[searches + 1]`; the last turn has that of the last search.
-  """
-  found = {}
-  for q, members in _by_question(trajectories).items():
-    curves = np.array([_curve(trajectories[q, g]) for g in members])
-    count = curves.shape[1]
-    returns = np.cumsum(curves[:, ::-1], 1)[:, ::-1] / count
-    weights = 2.0 ** np.arange(count)
-    before = np.cumsum(weights * curves, 1) / np.cumsum(weights)
-    before = np.concatenate([0 * before[:, :1], before[:, :-1]], 1)
-    share = np.arange(count) / count
-    relative = returns - share * (1 - share) * before
-    relative -= (1 - share) * returns.mean(0)
-    for i, g in enumerate(members):
-      made = trajectories[q, g].searches
-      turns = np.minimum(np.arange(made + 1), max(made - 1, 0))
-      found[q, g] = relative[i, turns].astype(np.float32)
-  return found
-
-
 def _by_question(places: Iterable[Place]) -> dict[int, list[int]]:
   groups: dict[int, list[int]] = {}
   for q, g in places:
     groups.setdefault(q, []).append(g)
   return groups
-
-
-def _curve(trajectory: types.Trajectory) -> list[float]:
-  """Returns the F1 of the answer at each budget from 1 to the assigned one."""
-  golds = trajectory.question.golden_answers
-  early = [f1 for f1, _ in autosearch.curve(trajectory)[:-1]]
-  final = scoring.f1(scoring.extract_answer(trajectory.spans), golds)
-  return early + [final] * (max(trajectory.budget, 1) - len(early))
 
 
 def _points(trajectory: types.Trajectory) -> list[_Point]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
+from anysearch_jax.environment import spec
 from anysearch_jax.host import plugins
 
 
@@ -22,13 +23,13 @@ def check(
   *,
   trains: bool = True,
   samples: bool = True,
-  apart: bool = False,
 ) -> None:
   """Checks the values of a configuration, each alone and among each other.
 
-  `trains`: whether a policy is trained by reinforcement learning. `samples`:
-  whether an engine samples a policy. `apart`: whether these are different
-  processes, a controller and its trainers.
+  Args:
+    config: the configuration.
+    trains: whether a policy is trained by reinforcement learning.
+    samples: whether an engine samples a policy.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
@@ -62,7 +63,7 @@ def check(
   if trains:
     _curriculum(config.curriculum)
     _learning(config)
-    _pipeline(config, apart)
+    _pipeline(config)
     _batches(config)
 
 
@@ -72,25 +73,24 @@ def validate(
   trains: bool = True,
   samples: bool = True,
   processes: int = 1,
-  apart: bool = False,
 ) -> None:
   """Does as `check`, then asks systems, engine and rewards; needs no device.
 
-  `processes` train together.
+  Args:
+    config: the configuration.
+    trains: as for `check`.
+    samples: as for `check`.
+    processes: how many train together.
+
+  Raises:
+    ValueError: names the setting, its value and the expected values.
   """
-  check(config, trains=trains, samples=samples, apart=apart)
+  check(config, trains=trains, samples=samples)
   # These rooms import JAX.
   from anysearch_jax.methods import systems
-  from anysearch_jax.rollout import control
   from anysearch_jax.rollout.jax_engine import kv_memory
 
   environment = systems.of_episode(config.episode)
-  if trains and control.of(config.episode) is not None:
-    raise ValueError(
-      f"config.episode.control: found {config.episode.control!r} in a "
-      "training; expected none, because a rule steers a policy that is trained "
-      "already. Evaluate with it."
-    )
   try:
     prices = config.evaluation.prices
   except ValueError as error:
@@ -99,28 +99,28 @@ def validate(
     tools = [tool.name for tool in environment.tools]
     settings.require("evaluation.tool_prices", name, tools)
   if samples and config.engine.kind == "sglang":
-    from anysearch_jax.rollout.sglang import server as sglang_server
+    from anysearch_jax.rollout.servers import server as server_lib
 
-    sglang_server.validate(config.sglang)
+    server_lib.validate(config.sglang)
   elif samples:
     kv_memory.validate(config.engine)
   if not trains:
     return
-  if config.pipeline.async_level and processes > 1 and not apart:
-    raise ValueError(
-      f"pipeline.async_level: found {config.pipeline.async_level} in "
-      f"{processes} processes, expected 0: processes that sample and train at "
-      "the same time would wait for each other in different orders. Set 0, "
-      "train in one process, or let a controller sample (--role)."
-    )
   kind, level = config.engine.kind, config.pipeline.async_level
-  found = kind, level, config.objective.old_logp, processes > 1 or apart
+  if level and processes > 1 and kind == "jax":
+    raise ValueError(
+      f"pipeline.async_level: found {level} in {processes} processes with "
+      "engine.kind 'jax', expected 0: processes that sample and train at the "
+      "same time would wait for each other in different orders. Set 0, train "
+      "in one process, or let servers sample (engine.kind sglang)."
+    )
+  found = kind, level, config.objective.old_logp, processes > 1
   if config.engine.exact and found != ("jax", 0, "engine", False):
     raise ValueError(
       f"engine.exact: found engine.kind {kind!r}, pipeline.async_level {level} "
       f"and objective.old_logp {config.objective.old_logp!r} in {processes} "
-      f"{'processes and a controller' if apart else 'processes'}; expected "
-      "'jax', 0 and 'engine' in one process, whose engine scores each step."
+      "processes; expected 'jax', 0 and 'engine' in one process, whose engine "
+      "scores each step."
     )
   if config.reward.rel_cost == "dollars" and not environment.prices(prices):
     raise ValueError(
@@ -129,6 +129,13 @@ def validate(
     )
   name = config.method.name
   method = systems.trained(config)
+  if method.turns and (config.objective.has_critic or config.searchless):
+    raise ValueError(
+      f"method.name: {name!r} has advantages of turns; found "
+      f"objective.advantage {config.objective.advantage!r} and "
+      f"{config.searchless} trajectories without searches, expected 'group' "
+      "and 0."
+    )
   known = systems.prompts_of(name)
   settings.require(
     f"episode.prompts of method.name {name}", config.episode.prompts, known
@@ -156,6 +163,7 @@ def check_prompts(
   codec: types.TextCodec,
   *,
   config: config_lib.EpisodeConfig,
+  environment: spec.Environment,
   max_budget: int,
 ) -> None:
   """Checks that the prompt of the question of median length fits the context.
@@ -171,7 +179,11 @@ def check_prompts(
   middle = sorted(questions, key=lambda q: len(q.text))[len(questions) // 2]
   prompts = [
     episode.prompt(
-      middle, budget=max_budget, scaffold=scaffold, config=config, codec=codec
+      middle,
+      budget=max_budget,
+      scaffold=scaffold,
+      environment=environment,
+      codec=codec,
     )
     for scaffold in (True, False)
   ]
@@ -288,11 +300,6 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
       f"{config.searchless} trajectories without searches, which are a group "
       "of their own; set it to 'group'."
     )
-  if objective.baseline == "budget" and not config.episode.early_answers:
-    raise ValueError(
-      "objective.baseline: found 'budget' without episode.early_answers, whose "
-      "answers it compares; set that to true."
-    )
   if config.searchless and not 2 <= config.searchless <= config.group - 2:
     raise ValueError(
       f"searchless: found {config.searchless} of {config.group} trajectories; "
@@ -300,7 +307,7 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
     )
 
 
-def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
+def _pipeline(config: config_lib.ExperimentConfig) -> None:
   """Refuses sampling and training that cannot alternate or overlap as asked."""
   c, kind = config.pipeline, config.engine.kind
   objective, level = config.objective, c.async_level
@@ -315,11 +322,6 @@ def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
       f"pipeline.partial: found True with pipeline.async_level {level} and "
       f"engine.kind {kind!r}, expected at least 1 and 'sglang': only then are "
       "there new weights while servers sample."
-    )
-  if apart and config.servers_share:
-    raise ValueError(
-      "sglang.colocated: found True with a controller, expected servers of "
-      "their own: it cannot lend the trainers' memory."
     )
   if level and config.servers_share:
     raise ValueError(
@@ -341,8 +343,6 @@ def _pipeline(config: config_lib.ExperimentConfig, apart: bool) -> None:
     raise ValueError(
       f"episode.turn_deadline: found {turn}, expected at least {deadline}."
     )
-  if apart:
-    return
   # With servers this process only publishes weights, without a collective.
   mesh = config.mesh
   trainer = {*mesh.trainer} or {*range(mesh.size)}

@@ -1,1 +1,1 @@
-"""Half an hour on an accelerator; `running` has the stages and runs them."""
+"""Half an hour on an accelerator: `stages` in processes that `running` ends."""

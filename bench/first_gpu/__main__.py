@@ -28,27 +28,27 @@ def main(argv: Sequence[str]) -> None:
     jax_setup.configure(
       threads=int(f.rehearse), cache=str(folder / "jax_cache")
     )
-    running.BY_NAME[f.stage].measure(folder, rehearse=f.rehearse)
+    notes = running.Notes(folder, f.stage, rehearse=f.rehearse, server=f.server)
+    running.measure(f.stage, notes)
     return
-  if unknown := set(f.stages) - set(running.BY_NAME):
+  names = [stage.name for stage in running.STAGES]
+  if unknown := set(f.stages) - set(names):
     raise app.UsageError(
-      f"--stages: found {min(unknown)!r}, expected some of "
-      f"{', '.join(running.BY_NAME)}."
+      f"--stages: found {min(unknown)!r}, expected some of {', '.join(names)}."
     )
-  chosen = [s for s in running.STAGES if not f.stages or s.name in f.stages]
   results = running.run(
-    chosen,
+    [s for s in running.STAGES if not f.stages or s.name in f.stages],
     folder,
     rehearse=f.rehearse,
     minutes=f.minutes,
     command=lambda stage: [
       *(sys.executable, "-m", "bench.first_gpu", f"--stage={stage.name}"),
       *(f"--output={folder}", f"--rehearse={f.rehearse}"),
+      f"--server={f.server}",
     ],
   )
   print(f"\n{running.table(results)}\n{folder / running.RESULTS}", flush=True)
-  ended = {r.status for r in results if running.BY_NAME.get(r.name) in chosen}
-  if ended & {running.FAILED, running.LATE}:
+  if {result.status for result in results} & {running.FAILED, running.LATE}:
     sys.exit(1)
 
 
@@ -57,5 +57,6 @@ if __name__ == "__main__":
   flags.DEFINE_string("output", None, "Folder of the results.", required=True)
   flags.DEFINE_bool("rehearse", False, "Plays every stage in tiny sizes.")
   flags.DEFINE_list("stages", [], "Only these; default: all.")
+  flags.DEFINE_string("server", "", "Address of an SGLang server to measure.")
   flags.DEFINE_string("stage", None, "Measures one, in this process; internal.")
   launch_flags.run(main)

@@ -13,6 +13,7 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --gpus-per-node=@GPUS@
+# shellcheck disable=SC2329  # Functions are called by name, in steps.
 set -uo pipefail
 shopt -s inherit_errexit
 
@@ -20,7 +21,8 @@ keys=${ANYSEARCH_KEYS:-$HOME/.anysearch_keys}
 set -a
 # shellcheck source=/dev/null
 [ ! -e "$keys" ] || . "$keys"
-for name in @DRAWN@; do  # Secrets between the steps of this job.
+drawn=(@DRAWN@)  # Secrets between the steps of this job.
+for name in "${drawn[@]}"; do
   declare -x "$name=${!name:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
 done
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

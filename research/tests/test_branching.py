@@ -14,6 +14,7 @@ from played_evaluation import configured, jax_player, play, playing, rows_of
 import anysearch_jax as aj
 from anysearch_jax.configs import quickstart
 from research import branching
+from research.methods import control
 
 PAPER = aj.get_environment("paper")
 ANSWERED = "<information>Doc"
@@ -195,14 +196,13 @@ def test_what_cannot_branch_is_refused(tmp_path):
   with pytest.raises(ExceptionGroup) as raised:
     branch(tmp_path / "e", tmp_path / "b", hesitant, config)
   assert "name the policy" in str(raised.value.exceptions[0])
-  for changes, found in (
-    ({"prompts": "bats_verify"}, "'bats_verify', which verifies answers"),
-    ({"prompts": "zerosearch"}, "whose turns are the budget"),
-    ({"control": "rule.json"}, "that rule.json steered"),
-  ):
-    episode = dataclasses.replace(config.episode, **changes)
-    with pytest.raises(ValueError, match=found):
-      branching.check(episode)
+  steered = control.steered(
+    aj.get_environment("paper"), control.Rule(lambda *seen: True)
+  )
+  verifying, by_turns = map(aj.get_environment, ("bats_verify", "zerosearch"))
+  for environment in (verifying, by_turns, steered):
+    with pytest.raises(ValueError, match="a step of its own"):
+      branching.check(environment)
 
 
 def test_the_command_plays_resumes_and_refuses_other_settings(tmp_path):

@@ -20,11 +20,12 @@ def test_other_worlds_differ_from_the_quickstart_in_seed_and_policy():
 
 def test_the_larger_policy_has_ten_times_the_parameters():
   config = other_worlds.get_config("large")
+  size = other_worlds.get_warm_start("large")
   sizes = [
     sum(leaf.size for leaf in jax.tree.leaves(policy.params))
     for policy in (
       aj.load_policy("configs/graded_world_policy"),
-      fitting.fresh(aj.World(), config),
+      fitting.fresh(aj.World(), size, seed=config.seed),
     )
   ]
   assert 9 < sizes[1] / sizes[0] < 12

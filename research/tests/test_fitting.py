@@ -9,7 +9,7 @@ import small_policy
 from exact_agents import SETTING, WORLD
 
 import anysearch_jax as aj
-from research import demonstrations, fitting
+from research import demonstrations, fitting, warm_start_settings
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def fit(saved):
     A,
     pool(),
     seed=5,
-    config=aj.config.WarmStartConfig(steps=STEPS, batch_tokens=24),
+    config=warm_start_settings.WarmStart(steps=STEPS, batch_tokens=24),
     optimizer=aj.config.OptimizerConfig(),
     batch=aj.config.BatchConfig(
       row_lengths=(32,), micro_batch_tokens=32, max_micro_batches=4

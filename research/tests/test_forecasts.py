@@ -41,7 +41,7 @@ def played(folder):
   turns = [*map(scripted.search, "ab"), scripted.answer("x")]
   aj.evaluate(
     aj.config.EvaluationConfig(budgets=(3,)),
-    aj.Playing(aj.config.EpisodeConfig(), slots=1),
+    aj.Playing(aj.config.EpisodeConfig(), aj.get_environment("paper"), slots=1),
     player=aj.Player(scripted.Engine(turns), scripted.CODEC),
     questions=[scripted.QUESTION],
     retriever=scripted.Retriever({"a": (aj.Passage("1", "t", "<answer>"),)}),

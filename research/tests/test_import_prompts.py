@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_originals import checkout
 
 import anysearch_jax as aj
-from research import import_prompts
+from research import import_prompts, methods
 
 SYSTEMS = sorted(import_prompts.ORIGINALS)
 # A source, how its text is read, and the text.
@@ -55,7 +55,7 @@ def imported(folder, source, known, **options):
 @pytest.mark.parametrize(("source", "form", "text"), FORMS)
 def test_a_text_is_found_by_its_hash(tmp_path, source, form, text):
   written, kept = imported(tmp_path, source, original(text, 99, **form))
-  shipped = aj.WORDINGS["research"].texts().values
+  shipped = methods.wording("research").texts().values
   own = {"system": text, "prompt": "{Question}"}
   assert tomllib.loads(written) == {**shipped, **own}
   assert kept == sorted(shipped.keys() - own.keys())
@@ -90,7 +90,7 @@ def test_the_prompt_of_base_models_is_plain_text(tmp_path):
   file = tmp_path / "texts.toml"
   file.write_text(written)
   assert not tomllib.loads(written).keys() & {"system", "prefill"}
-  env = aj.get_environment("research", str(file))
+  env = aj.get_environment(methods.prompts_name("research"), str(file))
   plain = "Think {twice}: {Question}"
   assert (env.plain, env.system, env.prefill, env.chat) == (
     plain,
@@ -117,7 +117,9 @@ def test_the_texts_of_a_checkout_are_the_known_ones(system, tmp_path):
   for base in (False, True)[: 1 + ("base" in original.texts)]:
     found = import_prompts.imported(original, system, folder, base=base)
     (tmp_path / "texts.toml").write_text(found[0])
-    aj.get_environment(system, str(tmp_path / "texts.toml"))
+    aj.get_environment(
+      methods.prompts_name(system), str(tmp_path / "texts.toml")
+    )
     assert found == import_prompts.imported(
       unknown, system, folder, base=base, allow_changes=True
     )
@@ -125,7 +127,7 @@ def test_the_texts_of_a_checkout_are_the_known_ones(system, tmp_path):
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_environment_has_the_slots_and_placeholders(system, tmp_path):
-  values = dict(aj.WORDINGS[system].texts().values)
+  values = dict(methods.wording(system).texts().values)
   for name, places in import_prompts.ORIGINALS[system].texts.items():
     if name != "base":
       values[name] = ""
@@ -136,7 +138,7 @@ def test_the_environment_has_the_slots_and_placeholders(system, tmp_path):
       own = [*place.names.values()] or ["Question"] * place.filled
       values[name] += " ".join(f"{{{each}}}" for each in own if each) + "."
   (tmp_path / "texts.toml").write_text(import_prompts.written(values))
-  aj.get_environment(system, str(tmp_path / "texts.toml"))
+  aj.get_environment(methods.prompts_name(system), str(tmp_path / "texts.toml"))
 
 
 def test_no_text_of_the_authors_is_shipped_as_it_is():
@@ -148,7 +150,13 @@ def test_no_text_of_the_authors_is_shipped_as_it_is():
     if isinstance(place, import_prompts.Place)
   }
   assert len(hashes) > 10
-  for words in aj.WORDINGS.values():
+  plug_ins = (
+    aj.get_method(methods.method_name(system)).wordings
+    for system in methods.COMPARED
+  )
+  for words in (
+    w for known in (aj.WORDINGS, *plug_ins) for w in known.values()
+  ):
     for name, text in words.texts().values.items():
       if words.shipped == "paper.toml" and name in ("scaffold", "plain"):
         continue  # The paper prints them.

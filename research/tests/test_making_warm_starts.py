@@ -12,16 +12,13 @@ from research import warm_start
 POLICY = "configs/graded_world_policy"
 # One step.
 CONFIG = """
-import dataclasses
-from anysearch_jax.configs import quickstart
+from anysearch_jax.configs.quickstart import get_config
+from research import warm_start_settings
 
-def get_config():
-  config = quickstart.get_config()
-  w = dataclasses.replace(
-    config.warm_start, steps=1, demonstrations=40, learning_rate={rate},
-    kv_heads={kv_heads},
+def get_warm_start():
+  return warm_start_settings.WarmStart(
+    steps=1, demonstrations=40, learning_rate={rate}, kv_heads={kv_heads},
   )
-  return dataclasses.replace(config, warm_start=w)
 """
 
 
@@ -41,4 +38,4 @@ def test_the_shipped_policy_is_accepted_again(tmp_path):
 
 def test_impossible_sizes_are_refused(tmp_path):
   said = run(tmp_path, kv_heads=3)
-  assert "found 3, expected a divisor of warm_" in said
+  assert "kv_heads: found 3, expected a divisor of heads, 4" in said

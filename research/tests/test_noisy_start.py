@@ -6,13 +6,10 @@ import commands
 import numpy as np
 
 import anysearch_jax as aj
-from anysearch_jax import config as config_lib
-from research import noisy_agent, noisy_start
+from research import noisy_agent, noisy_start, warm_start_settings
 from research import noisy_world as world
 
-SMALL = config_lib.changed(
-  world.get_config(), warm_start={"steps": 2, "demonstrations": 12}
-)
+SMALL = warm_start_settings.WarmStart(steps=2, demonstrations=12)
 
 
 def test_the_shipped_policy_has_the_tokens_of_this_world():
@@ -41,14 +38,16 @@ def test_words_are_decisions_or_follow_from_what_is_known():
 
 
 def test_demonstrations_repeat():
-  one, two = (noisy_start.demonstrated(SMALL, "dev", 12) for _ in range(2))
+  one, two = (
+    noisy_start.demonstrated(world.get_config(), "dev", 12) for _ in range(2)
+  )
   assert len({t.budget for t in one}) > 4
   for mine, other in zip(one, two, strict=True):
     np.testing.assert_array_equal(mine.token_ids, other.token_ids)
 
 
 def test_a_weak_policy_is_rejected(tmp_path, monkeypatch):
-  monkeypatch.setattr(world, "get_config", lambda: SMALL)
+  monkeypatch.setattr(world, "get_warm_start", lambda: SMALL)
   monkeypatch.setattr(noisy_start, "_PROBED", 3)
   monkeypatch.setattr(noisy_start, "_PLAYED", 2)
   said = commands.run(noisy_start, f"--output={tmp_path / 'made'}")

@@ -28,8 +28,7 @@ import scripted
 from test_originals import checkout
 
 import anysearch_jax as aj
-from anysearch_jax.configs import methods
-from research import originals
+from research import methods, originals
 
 GROUP, GROUPS = 5, 100
 WORDS = "Jane Austen the Emma art party no yes 1815 a novel , ! Bath".split()
@@ -200,9 +199,7 @@ AUTHORS = {
   "hiprag": (f"{SCORES}.qa_em_format", each(hiprag)),
   "search_o1": ("scripts.evaluate", each(search_o1)),
 }
-CHANGES = {
-  "r1_searcher stage 1": {"method": {"r1_searcher": {"stage_one": 1.0}}}
-}
+CHANGES = {"r1_searcher stage 1": {"method": {"options": ("stage_one=1.0",)}}}
 PIECES = {
   "anysearch": ["<Answer>{}</ANSWER>", "<SEARCH>{}</Search>"] * 2,
   "autorefine": ["<refine>{}</refine>"] * 5,
@@ -391,7 +388,7 @@ def ours(method, config, group):
     budget=np.array([group[0].budget]),
     measures={m: np.array([[v[m] for v in values]]) for m in method.measures},
   )
-  constants = method.constants(config)
+  constants = method.constants_of(config)
   total = np.array(method.reward(outcomes, constants)["total"][0], float)
   if method.steps:
     total += [np.sum(method.steps(t, constants)) for t in group]
@@ -403,18 +400,21 @@ def test_rewards_equal_those_of_the_authors_functions(case, monkeypatch):
   async def optimal(self, step):
     return judged(step)
 
-  monkeypatch.setattr("anysearch_jax.methods.hiprag.Judge._optimal", optimal)
   name, score = AUTHORS[case]
   system = case.split()[0]
+  if system == "hiprag":
+    # The class of the file that `get_method` loads.
+    loaded = aj.get_method(methods.method_name(system)).measurer.__globals__
+    monkeypatch.setattr(loaded["Judge"], "_optimal", optimal)
   module = imported(checkout(system), name)
-  config = methods.get_config(f"{system}:qwen2_5_7b:original")
+  config = originals.recipe(system)
   changes = {"reward": LENGTHS, **CHANGES.get(case, {})}
   config = aj.config.changed(config, **changes)
   rules = {"answer": unclosed, **RULES.get(system, {})}
   explained, unexplained = 0, []
   for seed in range(GROUPS):
     group = played(system, config, seed)
-    mine = ours(aj.get_method(system), config, group)
+    mine = ours(aj.get_method(methods.method_name(system)), config, group)
     with contextlib.redirect_stdout(io.StringIO()):  # They print samples.
       theirs = score(module, group)
     for t, a, b in zip(group, mine, theirs, strict=True):

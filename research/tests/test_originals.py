@@ -29,8 +29,9 @@ def checkout(system):
 
 
 def test_the_page_names_the_repositories_and_commits():
-  page = pathlib.Path(__file__).parents[2] / "docs/fidelity.md"
-  text = page.read_text("utf-8")
+  root = pathlib.Path(__file__).parents[2]
+  pages = ("docs/fidelity.md", "research/methods/README.md")
+  text = "\n".join((root / page).read_text("utf-8") for page in pages)
   for system, each in originals.places().items():
     named = f"{each['repository']} at `{each['commit'][:7]}`"
     lines = [line for line in text.splitlines() if f"`{system}`" in line]

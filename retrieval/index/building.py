@@ -30,7 +30,7 @@ from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval.index import search, vectors
 
 KINDS = ("bm25", "flat", "faiss_file")
-BUILT, BEGUN, PUBLISHED = "index.json", "build.json", "published.index"
+BUILT, BEGUN = "index.json", "build.json"
 # Names the folder of the newest of several builds, see `documents.folder`.
 CURRENT = "current.json"
 # Bytes of an index of words by byte of its corpus, at most.
@@ -51,8 +51,7 @@ class Settings:
     search: lists (`nprobe`) or candidates (`efSearch`) that a search of
       `faiss_file` reads; 0: chosen by `faiss_file.tune`.
     vectors: the file of an IndexFlatIP, or its parts in their order, whose row
-      i is the vector of passage i; or pickles, see `vectors.unpickled`; (): the
-      encoder makes the vectors.
+      i is the vector of passage i; (): the encoder makes the vectors.
     shard: rows of a shard, which is the unit of resuming.
     skip_malformed: whether to skip lines that are not a passage.
   """
@@ -119,13 +118,9 @@ def build(
       skip_malformed=settings.skip_malformed,
       on_bytes=on_bytes,
     )
-    if settings.vectors and settings.vectors[0].endswith(".pkl"):
-      path = vectors.unpickled(settings.vectors, corpus, folder / PUBLISHED)
-      settings = dataclasses.replace(settings, vectors=(path,))
     identity = _identity(corpus, settings, encoder)
     _begin(folder, identity)
   if (folder / BUILT).is_file():
-    (folder / PUBLISHED).unlink(missing_ok=True)
     return True
   if settings.kind == "bm25":
     on_plan(_planned(folder, corpus, None))
@@ -149,7 +144,6 @@ def build(
       elif settings.kind == "faiss_file":
         identity = _tuned(settings, corpus, identity, encoder)
       json_files.write(folder / BUILT, identity)
-  (folder / PUBLISHED).unlink(missing_ok=True)
   return True
 
 

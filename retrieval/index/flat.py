@@ -30,7 +30,6 @@ _AXIS = "rows"
 
 def open_flat(
   shards: vectors_lib.Shards,
-  part: tuple[int, int] | None = None,
   *,
   devices: Sequence[jax.Device] | None = None,
   block: int = 32768,
@@ -39,8 +38,6 @@ def open_flat(
 
   Args:
     shards: the shards.
-    part: the first shard that is searched, and the one after the last; None:
-      all shards.
     devices: devices that hold the vectors; None: a CPU scores them, float32
       ones where they are in their files.
     block: number of rows that are scored at a time.
@@ -48,13 +45,14 @@ def open_flat(
   Raises:
     vectors.DamagedError: a file is missing or not as it was written.
   """
-  numbers = range(*(part or (0, len(shards))))
-  pieces = [(shards.span(shard)[0], shards.rows(shard)) for shard in numbers]
+  pieces = [
+    (shards.span(shard)[0], shards.rows(shard)) for shard in range(len(shards))
+  ]
   if devices is None and shards.dtype == "float32":
     # FAISS is not needed where accelerators hold the vectors.
     from anysearch_jax.retrieval.index import row_scan
 
-    return row_scan.RowScan(pieces, shards.dim, shards.count)
+    return row_scan.RowScan(pieces, shards.dim)
   made = _Held(shards, pieces, devices or [platforms.cpu()], block)
   # The deadline of a first search has no time for that.
   for width in _QUERIES:
@@ -76,9 +74,7 @@ class _Held:
     # FAISS has no index of these answers for vectors that are stored rounded.
     is_exact = shards.dtype == "float32"
     self.type = "IndexFlatIP" if is_exact else f"Flat ({shards.dtype})"
-    self._first = pieces[0][0]
-    self._here = sum(len(rows) for _, rows in pieces)
-    each = -(-self._here // len(devices))
+    each = -(-self.count // len(devices))
     block = min(block, each)
     each = -(-each // block) * block
     mesh = jax.sharding.Mesh(np.asarray(devices), (_AXIS,))
@@ -89,7 +85,6 @@ class _Held:
       start, stop, _ = index[0].indices(shape[0])
       made = np.zeros((stop - start, self.dim), pieces[0][1].dtype)
       for at, rows in pieces:
-        at -= self._first
         low, high = max(start, at), min(stop, at + len(rows))
         if low < high:
           made[low - start : high - start] = rows[low - at : high - at]
@@ -100,7 +95,7 @@ class _Held:
       held,
       values=jax.make_array_from_callback(shape, cut, piece),
       mesh=mesh,
-      count=self._here,
+      count=self.count,
       each=each,
       block=block,
     )
@@ -108,7 +103,7 @@ class _Held:
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.Index`."""
     vectors = search_lib.checked(vectors, self.dim)
-    most, out = min(max(k, _FOUND), self._here), []
+    most, out = min(max(k, _FOUND), self.count), []
     for start in range(0, len(vectors), _QUERIES[-1]):
       some = vectors[start : start + _QUERIES[-1]]
       width = next(n for n in _QUERIES if n >= len(some))
@@ -116,7 +111,7 @@ class _Held:
       padded[: len(some)] = some
       found = jax.device_get(self._search(padded, k=most))
       scores, rows = (x[: len(some), :k] for x in found)
-      rows = rows.astype(np.int64) + self._first
+      rows = rows.astype(np.int64)
       for s, r in zip(scores, rows, strict=True):
         kept = np.isfinite(s)
         out.append(search_lib.Hits(r[kept], s[kept]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +22,6 @@ def open_index(
   encoder: str | os.PathLike | search.Encoder | None = None,
   devices: Sequence[Any] | None = None,
   verify: bool = False,
-  part: tuple[int, int] | None = None,
 ) -> search.SearchIndex:
   """Opens a finished index, and compiles what it loads.
 
@@ -35,8 +33,6 @@ def open_index(
       is loaded here; None: the CPU.
     verify: whether to read the corpus and `flat`'s vectors and compare their
       hashes.
-    part: I and N, to open the I-th of N parts, from 0, with the scores of the
-      whole; None: all of it.
 
   Raises:
     passages.CorpusError: the corpus is missing or a different one.
@@ -60,22 +56,20 @@ def open_index(
   if identity["kind"] == "bm25":
     from anysearch_jax.retrieval.index import word_index
 
-    rows = part and span(len(corpus), *part)
-    index = word_index.WordIndex(folder / "words", rows)
+    index = word_index.WordIndex(folder / "words")
   else:
     made = _encoder(identity["encoder"], encoder, devices)
     found = identity["encoder"].get("folder", "")
     if isinstance(encoder, str | os.PathLike):
       found = encoder
     model = found and encoder_settings.model_name(pathlib.Path(found))
-    index = _vectors(
-      folder, identity, devices=devices, verify=verify, part=part
-    )
-  named = building.without_paths(identity)
-  if part:
-    named |= {"part": list(part)}
+    index = _vectors(folder, identity, devices=devices, verify=verify)
   return search.SearchIndex(
-    corpus, index, identity=named, encoder=made, model=model
+    corpus,
+    index,
+    identity=building.without_paths(identity),
+    encoder=made,
+    model=model,
   )
 
 
@@ -130,21 +124,15 @@ def _vectors(
   *,
   devices: Sequence[Any] | None,
   verify: bool,
-  part: tuple[int, int] | None,
 ) -> search.Index:
   if identity["kind"] == "flat":
     from anysearch_jax.retrieval.index import flat
 
     shards = building.shards_of(folder, identity)
-    numbers = part and span(len(shards), *part)
-    for shard in range(*(numbers or (0, len(shards)))) if verify else ():
-      shards.check(shard)
-    return flat.open_flat(shards, numbers, devices=devices)
-  if part:
-    raise ValueError(
-      f"{folder}: found shard {part[0]}/{part[1]} of a FAISS file, which "
-      "cannot be divided; expected kind bm25 or flat."
-    )
+    if verify:
+      for shard in range(len(shards)):
+        shards.check(shard)
+    return flat.open_flat(shards, devices=devices)
   from anysearch_jax.retrieval.index import faiss_file
 
   file = identity["file"]
@@ -164,32 +152,3 @@ def _vectors(
       *(path, how["parameter"], how["value"], how["recall"]),
     )
   return index
-
-
-def parse_part(text: str) -> tuple[int, int]:
-  """Parses `I/N`, the I-th of N parts, from 0.
-
-  Raises:
-    ValueError: the text has another form, or I is not in [0, N).
-  """
-  found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-  part, of = map(int, found.groups()) if found else (0, 0)
-  if part >= of:
-    raise ValueError(
-      f"shard: found {text!r}, expected I/N, such as 0/4 for the first of four."
-    )
-  return part, of
-
-
-def span(count: int, part: int, of: int) -> tuple[int, int]:
-  """Returns the beginning and the end, exclusive, of the I-th of N parts.
-
-  Raises:
-    ValueError: there are fewer items than parts.
-  """
-  if count < of:
-    raise ValueError(
-      f"shard: found {of} parts of an index with {count} rows (or files of "
-      "vectors); expected at most that many."
-    )
-  return count * part // of, count * (part + 1) // of

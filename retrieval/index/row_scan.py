@@ -63,23 +63,17 @@ class RowScan:
     arrays: the number of the first row, and consecutive rows as a float32
       `[n, dim]` array, in the order of rows.
     dim: width of a vector.
-    count: rows of the index that these are a part of; None: these are all.
   """
 
   type = "IndexFlatIP"
 
-  def __init__(
-    self,
-    arrays: Iterable[tuple[int, np.ndarray]],
-    dim: int,
-    count: int | None = None,
-  ):
+  def __init__(self, arrays: Iterable[tuple[int, np.ndarray]], dim: int):
     self._arrays = [(first, rows) for first, rows in arrays if len(rows)]
     self._firsts = np.array([first for first, _ in self._arrays], np.int64)
-    self._here = sum(len(rows) for _, rows in self._arrays)
-    self.count, self.dim = self._here if count is None else count, dim
+    self.count = sum(len(rows) for _, rows in self._arrays)
+    self.dim = dim
     cores = max(1, faiss.omp_get_max_threads())
-    piece = max(min(_PIECE, -(-self._here // cores)), self._here // (8 * cores))
+    piece = max(min(_PIECE, -(-self.count // cores)), self.count // (8 * cores))
     self._pieces = [
       (first + start, rows[start : start + piece])
       for first, rows in self._arrays
@@ -97,7 +91,7 @@ class RowScan:
     The score is the inner product, rounded to float32.
     """
     vectors = search_lib.checked(vectors, self.dim)
-    if not self._here or not len(vectors):
+    if not self.count or not len(vectors):
       return [search_lib.NO_HITS] * len(vectors)
     best = self._search(vectors, k, _MORE)
     return [
@@ -107,7 +101,7 @@ class RowScan:
 
   def _search(self, vectors: np.ndarray, k: int, more: int) -> Best:
     rough = self._candidates(vectors, k + more)
-    k = min(k, self._here)
+    k = min(k, self.count)
     # A sum of n products in float32 is off by at most n roundings, relative to
     # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1. At least
     # k rows have a score of `least` or more; a row whose float32 score is lower
@@ -117,7 +111,7 @@ class RowScan:
     least = rough.scores[:, k - 1] - 2 * moved
     n = rough.rows.shape[1]
     is_whole = rough.scores[:, -1] < least
-    is_whole |= (rough.rows[:, -1] < 0) | (n >= self._here)
+    is_whole |= (rough.rows[:, -1] < 0) | (n >= self.count)
     out = self._scored(vectors, rough.rows, k)
     if not is_whole.all():
       found = self._search(vectors[~is_whole], k, 8 * more)
@@ -146,7 +140,7 @@ class RowScan:
       )
 
     found = list(self._threads.map(scan, self._pieces))
-    return _merged(found, min(n, self._here))
+    return _merged(found, min(n, self.count))
 
   def _scored(self, vectors: np.ndarray, rows: np.ndarray, k: int) -> Best:
     """Returns the best `k` of rows `[Q, n]` by their inner products."""
@@ -157,7 +151,7 @@ class RowScan:
       # One order of sums for every row: a matrix product would have several.
       return np.einsum(
         "qnd,qd->qn",
-        self._rows(np.maximum(rows[here], self._firsts[0])).astype(np.float64),
+        self._rows(np.maximum(rows[here], 0)).astype(np.float64),
         vectors[here].astype(np.float64),
       )
 

@@ -2,8 +2,7 @@
 
 An encoder makes them, or they are read from a FAISS file of exact search, whole
 or in parts: Search-R1 publishes those of 21 million passages as `part_aa` and
-`part_ab`, to be joined to one `e5_Flat.index` of 64 GB. Tevatron's pickles
-become such a file.
+`part_ab`, to be joined to one `e5_Flat.index` of 64 GB.
 
     vectors-00007.npy     the rows, float32 or bfloat16 (as uint16)
     vectors-00007.json    written last: the file's SHA-256
@@ -13,13 +12,10 @@ A shard with a JSON file is finished; a resumed builder makes the others again.
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
 import pathlib
-import pickle
-import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -246,79 +242,6 @@ class FlatFile:
         for part, end in zip(self._maps, self._ends, strict=True)
       ]
     )
-
-
-# What pickled arrays name, by NumPy 1 and 2.
-_NAMED = re.compile(
-  r"numpy\.(ndarray|dtype|_?core\.(multiarray\._reconstruct|numeric\._frombuffer))"
-)
-
-
-class _Made:
-  """Keeps what a pickle asks NumPy to make, which would trust any address."""
-
-  state: Any = None
-
-  def __init__(self, *args: Any):
-    self.args = args
-
-  def __setstate__(self, state: Any) -> None:
-    self.state = state
-
-  def array(self) -> np.ndarray:
-    if self.state is None:  # Since protocol 5.
-      data, dtype, shape, order = self.args
-    else:
-      _, shape, dtype, fortran, data = self.state
-      order = "F" if fortran else "C"
-    read = np.frombuffer(data, dtype.state[1] + dtype.args[0])
-    return read.reshape(shape, order=order)
-
-
-class _Unpickler(pickle.Unpickler):
-  def find_class(self, module: str, name: str) -> Any:
-    if (module, name) == ("_codecs", "encode"):  # Bytes of old protocols.
-      return lambda text, encoding: text.encode("latin1")
-    if not _NAMED.fullmatch(f"{module}.{name}"):
-      raise pickle.UnpicklingError(f"a call of {module}.{name}")
-    return _Made
-
-
-def unpickled(
-  parts: Sequence[str], corpus: passages.Corpus, target: pathlib.Path
-) -> str:
-  """Writes vectors that Tevatron pickled as an IndexFlatIP; returns its path.
-
-  `parts` (also globs) hold arrays `[n, dim]` and the ids of their rows, which
-  are written in the order of the corpus.
-
-  Raises:
-    DamagedError: a file is missing or another, or a passage has no vector.
-  """
-  paths = [path for part in parts for path in glob.glob(part) or [part]]
-  arrays, ids = [], []
-  # A damaged pickle can raise almost any exception.
-  try:
-    for path in paths:
-      with open(path, "rb") as file:
-        array, names = _Unpickler(file).load()
-      arrays.append(array.array())
-      ids += [str(name) for name in names]
-    rows = np.concatenate(arrays).astype("<f4")
-    row_of = dict(zip(ids, rows, strict=True))
-    names = [corpus[row].id for row in range(len(corpus))]
-    if len(row_of) < len(ids) or not row_of.keys() >= set(names):
-      raise ValueError(f"{len(row_of)} ids for {len(ids)} vectors")
-    n, dim = len(names), rows.shape[1]
-  except Exception as error:
-    raise DamagedError(
-      f"{', '.join(paths)}: found {error}; expected pickles of Tevatron: an "
-      "array and the ids of its rows, with one vector for each passage."
-    ) from error
-  with disk.replacing(target) as beside, beside.open("wb") as out:
-    out.write(_HEADER.pack(b"IxFI", dim, n, 0, 0, True, 0, n * dim))
-    out.writelines(row_of[name].tobytes() for name in names)
-  return str(target)
 
 
 def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:

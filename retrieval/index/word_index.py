@@ -36,8 +36,6 @@ class WordIndex:
 
   Args:
     folder: the folder.
-    part: the first row that may be found, and the row after the last; None:
-      all rows. Scores are those of the whole.
 
   Raises:
     vectors.DamagedError: a file is missing or not as it was written.
@@ -45,9 +43,7 @@ class WordIndex:
 
   type = "BM25"
 
-  def __init__(
-    self, folder: str | os.PathLike, part: tuple[int, int] | None = None
-  ):
+  def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)
     try:
       info = json_files.read(folder / _INFO)
@@ -69,14 +65,6 @@ class WordIndex:
       raise vectors_lib.DamagedError(
         f"{folder}: {error}; remove {folder.parent} and build it again."
       ) from error
-    self._part: list[tuple[tantivy.Occur, tantivy.Query]] = []
-    if part is not None:
-      kind = tantivy.FieldType.Unsigned
-      rows = tantivy.Query.range_query(
-        self._schema, _ROW, kind, *part, include_upper=False
-      )
-      only = tantivy.Query.const_score_query(rows, 0.0)
-      self._part = [(tantivy.Occur.Must, only)]
     self._threads = futures.ThreadPoolExecutor(os.cpu_count(), "words")
 
   def search(self, queries: Sequence[str], k: int) -> list[search_lib.Hits]:
@@ -96,8 +84,6 @@ class WordIndex:
         for term in terms
       ]
     )
-    if self._part:
-      asked = Query.boolean_query([*self._part, (Occur.Must, asked)])
     limit = k + _MORE
     while True:
       limit = min(limit, self.count)

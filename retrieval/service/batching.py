@@ -49,7 +49,6 @@ class Batcher:
     batch: the most distinct queries in a search.
     queue: the most queries that may wait.
     on_search: called on the thread with a search's queries and seconds.
-    on_late: called with the queries of a request that got no passages in time.
   """
 
   search: Search
@@ -57,7 +56,6 @@ class Batcher:
   batch: int
   queue: int
   on_search: Callable[[int, float], None] = lambda queries, seconds: None
-  on_late: Callable[[int], None] = lambda queries: None
 
   def __post_init__(self):
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "search")
@@ -84,12 +82,8 @@ class Batcher:
     """Seconds since the running search began; 0 if no search runs."""
     return 0.0 if self._begun is None else time.monotonic() - self._begun
 
-  def submit(
-    self, queries: Sequence[str], k: int, end: float | None = None
-  ) -> asyncio.Future:
+  def submit(self, queries: Sequence[str], k: int) -> asyncio.Future:
     """Queues a request; the future gets its passages.
-
-    At `end`, a time of the loop, queries without an answer get no passages.
 
     It fails with status 500 if its search does, and with 503 if this is closed.
     Cancelling it removes the waiting queries from the queue.
@@ -123,12 +117,9 @@ class Batcher:
       # Deferred, so that requests of the same event-loop iteration join it.
       loop.call_soon(self._start)
     found = asyncio.gather(*(query.answer for query in asked))
-    timer = None if end is None else loop.call_at(end, self._give_up, asked)
 
     def ended(found: asyncio.Future) -> None:
       """Ends all of a request that failed or was cancelled."""
-      if timer:
-        timer.cancel()
       for query in asked:
         query.answer.cancel()
       if not found.cancelled():
@@ -146,13 +137,6 @@ class Batcher:
         error = dialects.RequestError(stopped, 503, Retry_After="1")
         query.answer.set_exception(error)
     self._thread.shutdown(wait=False)
-
-  def _give_up(self, asked: Sequence[_Query]) -> None:
-    late = [query for query in asked if not query.answer.done()]
-    for query in late:
-      query.answer.set_result(())
-    if late:
-      self.on_late(len(late))
 
   def _leave(self, query: _Query, answer: asyncio.Future) -> None:
     self._open.discard(query)

@@ -83,15 +83,11 @@ class Limits:
   per_query: float = _limit(0.2, "More of them for each further query.")
   connections: int = _limit(4096, "The most at a time, if there is room.")
   headers: float = _limit(10.0, "Seconds that a request's headers may take.")
-  # Search-R1's client ends its run at any answer without "result".
-  late: str = _limit(
-    "reject", "reject: 504 at the deadline; or partial: what is there by then."
-  )
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      if not isinstance(value, str) and not value > 0:
+      if not value > 0:
         raise ValueError(f"{field.name}: found {value}, expected more than 0.")
     # The largest request fits into the queue.
     pairs = {"max_topk": "topk", "passages": "max_topk", "queue": "queries"}
@@ -101,10 +97,6 @@ class Limits:
           f"{name}: found {getattr(self, name)}, expected {least} "
           f"({getattr(self, least)}) or more."
         )
-    if self.late not in ("reject", "partial"):
-      raise ValueError(
-        f"late: found {self.late!r}, expected 'reject' or 'partial'."
-      )
 
   def seconds(self, queries: int) -> float:
     """Returns the seconds that a request with so many queries may take."""

@@ -40,7 +40,6 @@ _COUNTERS = {
   "requests": "Requests that were answered; 499: the client left.",
   "queries": "Queries of requests that were read.",
   "blank_queries": "Queries without a letter, which got no passages.",
-  "late_queries": "Queries that got no passages because time was over.",
   "cut_queries": "Queries of which only the beginning was searched.",
   "closed_connections": "Connections that were closed early: their headers or "
   "their request took too long, another took their place, or none was left.",
@@ -108,17 +107,12 @@ class Service:
       batch=limits.batch,
       queue=limits.queue,
       on_search=self._on_search,
-      on_late=self._on_late,
     )
     self.draining = False
 
   def _on_search(self, queries: int, seconds: float) -> None:
     self._metrics["search_queries"].observe(queries)
     self._metrics["search_seconds"].observe(seconds)
-
-  def _on_late(self, queries: int) -> None:
-    self._metrics["late_queries"].inc(queries)
-    _log.warning("%d queries of a request got no passages in time.", queries)
 
   def on_closed(self, reason: str) -> None:
     """Counts a connection that was closed early, by its reason."""
@@ -225,10 +219,9 @@ class Service:
   async def _found(
     self, request: requests.Request, queries: list[str], k: int, end: float
   ) -> list[batching.Answer]:
-    is_partial = self._limits.late == "partial"
-    found = self.batcher.submit(queries, k, end if is_partial else None)
+    found = self.batcher.submit(queries, k)
     try:
-      async with asyncio.timeout_at(None if is_partial else end):
+      async with asyncio.timeout_at(end):
         return await http_requests.unless_gone(
           request.receive, found, _refusing
         )

@@ -66,7 +66,9 @@ def _rehearse(folder, *arguments):
   table = (folder / "out/first_gpu.txt").read_text()
   stages = {stage["name"]: stage for stage in found["stages"]}
   for name, stage in stages.items():
-    assert stage["status"] == "done", stage
+    # Without an address, there is no server to measure.
+    ended = "skipped" if name == "server" else "done"
+    assert stage["status"] == ended, stage
     assert stage["seconds"] > 0
     assert name in table
     assert not list(_values(stage["figures"], "failed")), name
@@ -86,28 +88,11 @@ def _values(figures, wanted):
 def test_the_whole_rehearsal_needs_few_packages_and_writes_figures(tmp_path):
   found = _rehearse(tmp_path)
   assert list(found) == [stage.name for stage in running.STAGES]
-  assert all(found.values())
   assert found["doctor"]["backend"] == "cpu"
-  assert found["peaks"]["square bfloat16"]["TFLOP/s"] > 0
-  assert found["gaps"]["same bits twice"] is True
-  for name in ("decode", "decode_fp8", "step_full", "step", "prefill"):
+  assert found["doctor"]["TFLOP/s"] > 0
+  for name in ("decode", "step"):
+    # No CPU has a data sheet: the floor is of what `doctor` measured.
     shares = [*_values(found[name], running.SHARE)]
-    planned = [*_values(found[name], running.PLANNED)]
-    # No CPU has a data sheet: the floor is of what `peaks` measured.
-    assert shares and planned and all(x > 0 for x in shares + planned)
-  assert found["colocated"]["rollout 0"]["handed over, s"] > 0
-  errors = [
-    value
-    for case in found["kernels"].values()
-    for name, value in case.items()
-    if name.endswith("error")
-  ]
-  # bfloat16 has 8 bits.
-  assert errors and all(0 < error < 0.01 for error in errors)
-  # The engine, like the trainer, is near float32.
-  gaps = found["gaps"]
-  assert 0 < gaps["engine - trainer: mean"] < 0.02
-  assert gaps["trainer - float32: mean"] < 0.02
-  for name in ("trace_decode", "trace_step"):
-    (folder,) = _values(found[name], "trace")
-    assert list(pathlib.Path(folder).rglob("*.xplane.pb"))
+    assert len(shares) == 2 and all(share > 0 for share in shares)
+  assert found["loop"]["rollout 0"]["handed over, s"] > 0
+  assert found["vectors"]["8 queries, ms"] > 0

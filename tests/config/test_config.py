@@ -140,7 +140,7 @@ def test_a_removed_setting_is_a_change_of_learning():
     # 0 removes a part of the optimizer's state.
     (["optimizer.max_grad_norm=0"], 0, 0),
     (["seed=1"], 0, 0),
-    (["method.name=otc", "mesh.fsdp=2"], 0, 0),
+    (["method.name=search_r1", "mesh.fsdp=2"], 0, 0),
   ],
 )
 def test_which_changes_a_run_may_resume_with(assignments, free, allowed):

@@ -53,12 +53,15 @@ def test_a_valid_configuration_is_accepted(part, values):
 def test_rule_that_steers_is_refused_in_a_training(tmp_path):
   rule = tmp_path / "rule.py"
   rule.write_text(
+    "import dataclasses\n"
     "import anysearch_jax as aj\n"
-    "mine = aj.control.Rule(lambda proposal, seen, cap: True)\n"
+    "world = aj.get_environment('world')\n"
+    "world = dataclasses.replace(world, step=aj.episode.step)\n"
+    "MINE = aj.Method('mine', 'Mine', {'world': world})\n"
   )
-  config = changed("episode", control=f"{rule}:mine")
+  config = changed("episode", prompts=f"{rule}:MINE#world")
   validation.validate(config, trains=False)
-  with pytest.raises(ValueError, match="in a training; expected none"):
+  with pytest.raises(ValueError, match="prompts of method.name anysearch"):
     validation.validate(config)
 
 
@@ -97,15 +100,27 @@ def test_an_invalid_configuration_is_refused(part, values, sentence):
     validation.validate(changed(part, **values))
 
 
-def test_trajectories_without_searches_need_others_of_their_kind():
+def test_trajectories_without_searches_need_others_of_their_kind(tmp_path):
+  file = tmp_path / "turns.py"
+  file.write_text(
+    "import dataclasses\n"
+    "import anysearch_jax as aj\n"
+    "METHOD = dataclasses.replace(\n"
+    "  aj.get_method('search_r1'), turns=lambda trajectories: {}\n"
+    ")\n"
+  )
+  turns = f"{file}:METHOD"
   config = config_lib.changed(small_run.CONFIG, group=4, searchless=2)
   validation.validate(config)
   for changes, sentence in (
     ({"searchless": 3}, "searchless: found 3 of 4 trajectories"),
     ({"objective": {"baseline": "turn"}}, "found 'turn' with 2 trajectories"),
     (
-      {"searchless": 0, "objective": {"baseline": "budget"}},
-      "found 'budget' without episode.early_answers",
+      {
+        "method": {"name": turns},
+        "episode": {"prompts": f"{turns}#search_r1"},
+      },
+      "and 2 trajectories without searches, expected 'group' and 0",
     ),
   ):
     with pytest.raises(ValueError, match=re.escape(sentence)):

@@ -84,18 +84,14 @@ def test_nan_is_no_cap():
 
 def test_prompt_states_what_is_assigned():
   plain = prompts.PROMPTS["paper"].plain
-  old = prompts.render(plain, budget=3, question="Q?")
-  assert (
-    prompts.render(plain, budget=3, question="Q?", caps=budgets.of(3)) == old
-  )
+  old = units.render(plain, budget=3, question="Q?")
+  assert units.render(plain, budget=3, question="Q?", caps=budgets.of(3)) == old
   both = budgets.parse("searches=3,tokens=256")
-  assert prompts.render(plain, budget=3, question="Q?", caps=both) == (
+  assert units.render(plain, budget=3, question="Q?", caps=both) == (
     "You may write at most 256 tokens in all. " + old
   )
   tokens = budgets.parse("tokens=256")
-  text = prompts.render(
-    plain, budget=tokens.searches, question="Q?", caps=tokens
-  )
+  text = units.render(plain, budget=tokens.searches, question="Q?", caps=tokens)
   assert "a total of unlimited searches" in text
 
 
@@ -158,13 +154,13 @@ def test_budget_file_replaces_the_sentences(tmp_path):
       question,
       budget=dataclasses.replace(caps, searches=3),
       scaffold=False,
-      config=config,
+      environment=env,
       codec=scripted.CODEC,
     )
     assert start in text and (file != units.SILENT or "256" not in text)
     said = Author.MODEL, (1,) * 56, (0.0,) * 56, (0,) * 56, ""
     state = episode_state.Episode(
-      *(types.Address(0, 0, 0), question, 3, True, config, scripted.CODEC),
+      *(types.Address(0, 0, 0), question, 3, True, config, scripted.CODEC, env),
       chunks=(episode_state.Chunk(*said),),
       caps=caps,
     )

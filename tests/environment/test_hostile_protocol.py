@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.environment import prompts, protocol, scoring
+from anysearch_jax.environment import prompts, protocol, scoring, units
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 ZERO_WIDTH = "\u200b"
@@ -78,7 +78,7 @@ def test_a_question_is_inserted_into_its_prompt_unchanged(tape):
   for template in (chosen.scaffold, chosen.plain):
     before, slot, after = template.partition("{Question}")
     assert slot and "{B}" in before
-    rendered = prompts.render(template, budget=budget, question=question)
+    rendered = units.render(template, budget=budget, question=question)
     assert rendered == before.replace("{B}", str(budget)) + question + after
 
 
@@ -110,7 +110,7 @@ def test_no_text_from_outside_encodes_to_a_special_token(real_tokenizer):
     ids = real_tokenizer.encode(shown)
     assert found(ids) == []
     assert real_tokenizer.decode(ids).count("</information>") == 1
-    content = prompts.render(
+    content = units.render(
       prompts.PROMPTS["world"].plain,
       budget=3,
       question=protocol.neutralise(text, control),

@@ -10,7 +10,7 @@ import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import prompts, wording
+from anysearch_jax.environment import prompts, units, wording
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode
 
@@ -36,7 +36,7 @@ def save(tmp_path):
 def test_a_file_replaces_the_texts_of_an_environment(save):
   mine = systems.environment("search_r1", save(GOOD))
   shipped = systems.environment("search_r1")
-  assert prompts.render(mine.plain, budget=3, question="{B}?") == (
+  assert units.render(mine.plain, budget=3, question="{B}?") == (
     "You may search 3 times. {not a slot} {B}?"
   )
   assert (mine.scaffold, mine.over_budget) == (mine.plain, "Used up.\n")
@@ -65,9 +65,7 @@ def test_a_file_may_begin_the_conversation(more, expected, save):
     types.Question("q", "Q", ()),
     budget=3,
     scaffold=False,
-    config=config_lib.EpisodeConfig(
-      prompts="search_r1", prompt_file=save(GOOD | more)
-    ),
+    environment=systems.environment("search_r1", save(GOOD | more)),
     codec=scripted.CODEC,
   )
   marks = {scripted.USER: "<|u|>", scripted.ASSISTANT: "<|a|>"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import pickle
 
 import commands
 import fake_openai
@@ -16,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import retrieval_cases
 import scripted
 import study
 
@@ -26,8 +24,6 @@ from anysearch_jax.data import evidence, prepared
 from anysearch_jax.environment import citations
 from anysearch_jax.evaluation import columns, judging, measures
 from anysearch_jax.launch import prepare_data, score
-from anysearch_jax.retrieval import passages
-from anysearch_jax.retrieval.index import building, opening, vectors
 
 CANARY = "a canary of these tests"
 DOCUMENTS = [f"---\ntitle: T{i}\n---\nPage {i} has ünits." for i in range(6)]
@@ -84,40 +80,6 @@ def test_rows_are_decrypted_and_only_ids_of_documents_are_kept(
   assert found.metadata["evidence_doc_ids"] == ["d1", "d2"]
   kept = (tmp_path / "prepared" / prepared.MANIFEST).read_text()
   assert CANARY not in kept and "Page" not in str(found.metadata)
-
-
-@pytest.mark.parametrize("protocol", [2, 4, 5])
-def test_pickled_vectors_find_the_documents_of_their_ids(tmp_path, protocol):
-  source, encoder = tmp_path / "corpus", retrieval_cases.Encoder()
-  source.mkdir()
-  x = encoder.passages(DOCUMENTS)
-  for part, own in enumerate(([4, 1, 5], [0, 2, 3])):
-    rows = pa.Table.from_pylist(documents(*range(3 * part, 3 * part + 3)))
-    pq.write_table(rows, source / f"train-{part}.parquet")
-    pair = x[own], [f"d{i}" for i in own]
-    path = tmp_path / f"corpus.shard{part}.pkl"
-    path.write_bytes(pickle.dumps(pair, protocol))
-  settings = building.Settings(
-    "flat", shard=4, vectors=(str(tmp_path / "corpus.shard*.pkl"),)
-  )
-  for _ in range(2):  # The second time, nothing is left to do.
-    assert building.build(source, tmp_path / "i", settings, encoder=encoder)
-  assert not (tmp_path / "i" / building.PUBLISHED).exists()
-  index = opening.open_index(tmp_path / "i", encoder=encoder)
-  for i, found in enumerate(index.search(DOCUMENTS, 6)):
-    assert [p.id for p in found] == [f"d{n}" for n in np.argsort(-(x @ x[i]))]
-    assert found[0].text == DOCUMENTS[i]
-  corpus = passages.prepare(source, tmp_path / "prepared")
-  for said, value in {
-    "found a call of io.open": f"cio\nopen\n(V{tmp_path}/ran\nVw\ntR.".encode(),
-    "found 3 ids for 3 vectors": pickle.dumps(pair, protocol),
-    "found 1 ids for 2 vectors": pickle.dumps((np.eye(2), ["d0", "d0"])),
-    "OBJECT array": pickle.dumps((np.array([[None]]), ["d0"]), protocol),
-  }.items():
-    path.write_bytes(value)
-    with pytest.raises(ValueError, match=said):
-      vectors.unpickled([str(path)], corpus, tmp_path / "out")
-  assert not (tmp_path / "ran").exists()
 
 
 def test_shares_of_evidence_are_those_of_the_original():

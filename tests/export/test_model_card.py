@@ -60,7 +60,7 @@ def test_a_run_in_words(group, values, name, text):
 )
 def test_card_of_every_trained_system_shows_its_own_constants(method):
   card = render(change("method", name=method))
-  own = systems.get(method).constants(CONFIG)
+  own = systems.get(method).constants_of(CONFIG)
   for field in dataclasses.fields(own) if own is not CONFIG else ():
     value = getattr(own, field.name)
     if isinstance(value, bool | str) or not isinstance(value, float):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from concurrent import futures
 
 import jax
 import numpy as np
@@ -24,6 +25,24 @@ def test_a_lone_process_calls_through():
   for call in (processes.all_gather, processes.on_main, processes.barrier_call):
     with pytest.raises(ZeroDivisionError):
       call(lambda: 1 / 0)
+
+
+def test_a_thread_that_works_alone_calls_through(monkeypatch):
+  """In the second of two processes; other threads go on together."""
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  with processes.alone():
+    with processes.alone():
+      pass
+    assert processes.is_main()
+    assert (processes.index(), processes.count()) == (0, 1)
+    for call in (processes.on_main, processes.broadcast):
+      assert call(lambda: 3) == 3
+    assert processes.all_gather(lambda: 3) == [3]
+    with futures.ThreadPoolExecutor(1) as pool:
+      assert pool.submit(processes.count).result() == 2
+  assert (processes.index(), processes.count()) == (1, 2)
+  assert not processes.is_main()
 
 
 @pytest.fixture
@@ -179,6 +198,31 @@ def test_bytes_of_any_length_arrive_whole(monkeypatch, size):
   # One shape for the lengths and one for all pieces; neither is large.
   assert len(shapes) == 2
   assert max(shapes) <= (8,)
+
+
+@pytest.mark.parametrize("size", [1, 8, 100])
+def test_what_the_first_process_broadcasts_arrives_whole(
+  other, monkeypatch, size
+):
+  """The test is the second process; it computes nothing."""
+  array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+  content = processes.encode({"x": [array]})
+  pieces = iter(processes._pieces(content, len(content)))
+  monkeypatch.setattr(
+    multihost_utils, "broadcast_one_to_all", lambda piece: next(pieces)
+  )
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  lengths = [processes.encode([len(content)]), processes.encode([])]
+  monkeypatch.setattr(processes, "_gather", lambda mine: lengths)
+  (received,) = processes.broadcast(lambda: 1 / 0)["x"]
+  np.testing.assert_array_equal(received, array)
+  assert next(pieces, None) is None
+
+
+def test_an_error_before_a_broadcast_is_raised_in_all(other):
+  other(5)
+  with pytest.raises(ZeroDivisionError):
+    processes.broadcast(lambda: 1 / 0)
 
 
 def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):

@@ -153,7 +153,7 @@ def make_web(transport):
   return web_search.WebRetriever("serper", **how, transport=transport)
 
 
-PATIENCE = fake.http_calls.Patience(retries=0, pause=0.001, failures=10**6)
+PATIENCE = fake.http_calls.Patience(retries=0, pause=0.001)
 
 
 @pytest.mark.parametrize("make", [make_http, make_web])

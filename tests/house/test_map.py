@@ -16,6 +16,23 @@ TREES = (
   *("anysearch_jax", "retrieval", "configs"),
   *("launch", "bench", "examples", "research"),
 )
+# What every system shares. Whoever removes a system edits none of it.
+TRUNK = tuple(
+  f"anysearch_jax/{room}"
+  for room in (
+    "types.py",
+    "budgets.py",
+    "config/",
+    "host/",
+    "environment/",
+    "algorithms/",
+    "data/",
+    "policy/",
+    "rollout/",
+    "training/",
+    "evaluation/",
+  )
+)
 # Words in backticks that are not modules.
 _OTHER = re.compile(r"[^a-z0-9_/*]|X$")
 
@@ -87,6 +104,21 @@ def test_rooms_import_only_rooms_above_them():
       there = room_of(imported, known)
       if there and known.index(there) > known.index(here):
         wrong.append(f"{path} imports {imported}")
+  assert not wrong
+
+
+def test_the_trunk_imports_no_single_system():
+  shared = {
+    f"anysearch_jax/methods/{name}.py" for name in ("method", "own", "systems")
+  }
+  files = modules()
+  wrong = [
+    f"{path} imports {imported}"
+    for path in files.values()
+    if path.startswith(TRUNK)
+    for imported in imports(path, files) - shared
+    if imported.startswith("anysearch_jax/methods/")
+  ]
   assert not wrong
 
 

@@ -53,7 +53,7 @@ def refused(command, folder, flags, *more):
     ("episode.max_context=12", "episode.max_context: found 12, expected more "),
     ("batch.max_micro_batches=15", "found 15, expected at least 16: an optimi"),
     ("batch.attention=cudnn", "cudnn runs on NVIDIA GPUs; found platform cpu"),
-    ("engine.attention=triton", "engine.attention: triton does not run on cpu"),
+    ("engine.attention=mosaic", "engine.attention: mosaic does not run on cpu"),
     ("mesh.data=9", "tensor 1 needs 9 devices; found 8."),
     ("mesh.tensor=8", "found 8, expected a divisor of the policy's heads, 4."),
     ("mesh.rollout=9", "mesh.rollout: found device 9, but a process has 8 dev"),
@@ -83,7 +83,7 @@ def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
 @pytest.mark.parametrize(
   ("flags", "sentence"),
   [
-    ("method.otc.form=dpo", "method.otc.form: found 'dpo', expected one of"),
+    ("engine.kind=vllm", "engine.kind: found 'vllm', expected one of"),
     ("retrieval.kind=any", "retrieval.kind: found 'any', expected"),
     (
       "checkpoint.keep_best=1 checkpoint.best_metric=em",

@@ -17,6 +17,7 @@ from anysearch_jax.configs import quickstart
 from anysearch_jax.evaluation import harness
 from anysearch_jax.launch import agents, ask, parts, policies
 from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, searching
 
 # Found at budget 3, after a search in other words; memory is wrong.
@@ -38,7 +39,11 @@ def test_same_question_seed_and_budget_are_the_episode_of_an_evaluation(agent):
   retriever = searching.BatchingRetriever(source.retriever, CONFIG.search)
 
   async def evaluated(player):
-    how = {"retriever": retriever, "config": CONFIG.episode}
+    how = {
+      "retriever": retriever,
+      "config": CONFIG.episode,
+      "environment": systems.of_episode(CONFIG.episode),
+    }
     using = driver.EpisodeParts(engine=player.engine, codec=player.codec, **how)
     how = {"budget": 3, "scaffold": False}
     at = [harness.address(q.id, seed=42, variant=0) for q in asked]

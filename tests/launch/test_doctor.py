@@ -23,7 +23,13 @@ from anysearch_jax.configs import quickstart
 from anysearch_jax.data import prepared, preparing
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import platforms, run_lock
-from anysearch_jax.launch import doctor, jax_setup, run_checks, train
+from anysearch_jax.launch import (
+  doctor,
+  findings,
+  jax_setup,
+  run_checks,
+  train,
+)
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.policy import architecture, hf
 from anysearch_jax.policy import tokenizer as tokenizer_lib
@@ -57,7 +63,7 @@ def footprint(config=CONFIG, **groups):
 
 def test_doctor_finds_no_problem_in_a_valid_configuration(tmp_path, capsys):
   found = list(doctor.examine(CONFIG, output=str(tmp_path / "run")))
-  assert {finding.level for finding in found} == {doctor.OK}, found
+  assert {finding.level for finding in found} == {findings.OK}, found
   names = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
   assert names >= {
     *("python", "packages", "devices", "config", "policy", "texts", "mesh"),
@@ -93,10 +99,10 @@ def test_invalid_run_is_a_problem(
   monkeypatch.delenv("NO_KEY", raising=False)
   # The machine is checked by the test above.
   for name in ("packages", "devices"):
-    monkeypatch.setattr(doctor, name, lambda: doctor.ok(""))
+    monkeypatch.setattr(doctor, name, lambda: findings.ok(""))
   config = launch_flags.override(CONFIG, settings.split())
   found = list(doctor.examine(config, output=str(tmp_path / output)))
-  problems = said(found, doctor.PROBLEM)
+  problems = said(found, findings.PROBLEM)
   assert any(sentence in problem for problem in problems), problems
   # Checks that need the policy do not report a second problem.
   assert "policy=" not in settings or len(problems) == 1
@@ -104,7 +110,7 @@ def test_invalid_run_is_a_problem(
 
 def test_a_check_that_breaks_or_hangs_is_a_problem():
   def raises(error):
-    yield doctor.ok("first")
+    yield findings.ok("first")
     raise error
 
   for look, sentence in (
@@ -116,7 +122,7 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
     (lambda: sys.exit(3), "found SystemExit: 3"),
   ):
     (finding,) = run(look)
-    assert (finding.level, finding.found) == (doctor.PROBLEM, sentence)
+    assert (finding.level, finding.found) == (findings.PROBLEM, sentence)
   held = threading.Event()
   (finding,) = doctor.run(held.wait, deadline=0.1)
   assert finding.found == "found no answer within 0.1 seconds"
@@ -149,16 +155,16 @@ def test_packages_that_are_missing_old_or_broken_are_named(
     "no-such-thing>=2  # why\nworks-well>=999\n"
   )
   found = list(doctor.packages(path))
-  assert said(found, doctor.PROBLEM)[:2] == [
+  assert said(found, findings.PROBLEM)[:2] == [
     "no-such-thing: found none, expected >=2 pip install 'no-such-thing>=2'",
     "works-well: found 1.0, expected >=999 pip install 'works-well>=999'",
   ]
-  raises, ends = said(found, doctor.PROBLEM)[2:]
+  raises, ends = said(found, findings.PROBLEM)[2:]
   assert "raises-it: found that it cannot be imported (OSError" in raises
   assert "libx.so.1: not found" in raises
   assert "ends-it: found that it cannot be imported" in ends
   assert "ended with 7" in ends
-  assert said(found, doctor.OK) == ["1 of 5 are as required and import "]
+  assert said(found, findings.OK) == ["1 of 5 are as required and import "]
   assert "orbax-checkpoint" in doctor.REQUIREMENTS.read_text()
 
 
@@ -167,7 +173,7 @@ def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
 ):
   monkeypatch.setattr(platforms, "has_device", lambda name: name == "cuda")
   found = list(doctor.devices())
-  assert [each.level for each in found] == [doctor.OK, doctor.WARNING]
+  assert [each.level for each in found] == [findings.OK, findings.WARNING]
   assert "has a CUDA device" in found[1].found
   assert "EXTRAS=cuda13" in found[1].todo
   monkeypatch.setattr(platforms, "plugins", lambda name: [name])
@@ -184,7 +190,7 @@ def test_policy_of_full_size_is_not_for_a_cpu(monkeypatch, path):
     jax_setup.refuse_cpu(a, allow=False)
   jax_setup.refuse_cpu(a, allow=True)
   found = run_checks.accelerated(a)
-  assert found.level == doctor.PROBLEM and "billion" in found.found
+  assert found.level == findings.PROBLEM and "billion" in found.found
   monkeypatch.setattr(platforms, "has_device", lambda name: False)
   assert "has a" not in jax_setup.cpu_problem(a)
   jax_setup.refuse_cpu(hf.describe(CONFIG.policy)[0], allow=False)
@@ -268,20 +274,20 @@ def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     return look().level
 
-  assert level(plain.disk, needs.disk) == doctor.OK
-  assert level(plain.disk, needs.disk - 1) == doctor.PROBLEM
+  assert level(plain.disk, needs.disk) == findings.OK
+  assert level(plain.disk, needs.disk - 1) == findings.PROBLEM
   # What an earlier start has written needs no more room.
   (tmp_path / "run" / "checkpoints").mkdir(parents=True)
   (tmp_path / "run" / "checkpoints" / "x").write_bytes(b"x")
-  assert level(plain.disk, needs.disk - 1) == doctor.OK
-  assert level(checks(sglang).handed_over, needs.handed) == doctor.OK
-  assert level(checks(sglang).handed_over, needs.handed - 1) == doctor.PROBLEM
+  assert level(plain.disk, needs.disk - 1) == findings.OK
+  assert level(checks(sglang).handed_over, needs.handed) == findings.OK
+  assert level(checks(sglang).handed_over, needs.handed - 1) == findings.PROBLEM
 
 
 def test_little_memory_is_a_problem(tmp_path, monkeypatch):
   least = footprint().shared
   monkeypatch.setattr(run_checks, "available_memory", lambda: 10**12)
-  for has, level in ((least, doctor.OK), (least - 1, doctor.PROBLEM)):
+  for has, level in ((least, findings.OK), (least - 1, findings.PROBLEM)):
     monkeypatch.setattr(run_checks, "device_memory", lambda has=has: has)
     (finding,) = checks().memory()
     assert finding.level == level
@@ -303,9 +309,9 @@ def test_little_memory_is_a_problem(tmp_path, monkeypatch):
 
 def test_locked_or_read_only_folder_is_a_problem(tmp_path):
   mine = checks(folder=tmp_path / "run")
-  assert mine.output().level == doctor.OK
+  assert mine.output().level == findings.OK
   with run_lock.hold(tmp_path / "run" / run_lock.NAME):
-    assert mine.output().level == doctor.PROBLEM
+    assert mine.output().level == findings.PROBLEM
     assert "writes to it" in mine.output().found
   assert checks(folder=pathlib.Path("/proc/run")).output().level == "problem"
 
@@ -326,7 +332,7 @@ def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
   values["added_tokens"].append(entry)
   path.write_text(json.dumps(values))
   codec = tokenizer_lib.Tokenizer.from_folder(tmp_path / "policy")
-  problems = said(run_checks.texts(codec, CONFIG), doctor.PROBLEM)
+  problems = said(run_checks.texts(codec, CONFIG), findings.PROBLEM)
   assert any("loses </answer>" in each for each in problems), problems
   (weights,) = (tmp_path / "policy").glob("*.safetensors")
   weights.write_bytes(weights.read_bytes()[:-100])
@@ -338,12 +344,12 @@ def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
 def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
   config = config_lib.ExperimentConfig()
   found = list(run_checks.texts(real_tokenizer, config))
-  assert not said(found, doctor.PROBLEM)
-  assert sum("tags survive" in each for each in said(found, doctor.OK)) == 1
+  assert not said(found, findings.PROBLEM)
+  assert sum("tags survive" in each for each in said(found, findings.OK)) == 1
   silent = tokenizer_lib.Tokenizer(real_tokenizer.hf)
   for ends, level, sentence in (
-    ({0}, doctor.WARNING, "which ends no turn"),
-    (set(), doctor.PROBLEM, "no token ends a turn"),
+    ({0}, findings.WARNING, "which ends no turn"),
+    (set(), findings.PROBLEM, "no token ends a turn"),
   ):
     silent.end_of_turn_ids = frozenset(ends)
     found = run_checks._prompt(silent, config)
@@ -352,11 +358,11 @@ def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
   (last, *_), template = silent.control_tokens, silent.hf.chat_template
   monkeypatch.setattr(silent.hf, "chat_template", template + f"{{# {last} #}}")
   silent.end_of_turn_ids = frozenset(silent.encode(last))
-  assert not said(run_checks._prompt(silent, config), doctor.WARNING)
+  assert not said(run_checks._prompt(silent, config), findings.WARNING)
   texts = ["?"] * real_tokenizer.vocab_size
   monkeypatch.setattr(real_tokenizer, "token_texts", lambda: texts)
   finding = run_checks._stops(real_tokenizer, protocol.STOPS)
-  assert finding.level == doctor.PROBLEM
+  assert finding.level == findings.PROBLEM
   assert protocol.STOPS[0] in finding.found
 
 
@@ -395,11 +401,11 @@ def answering(*hits):
   [
     (
       answering({"document": {"id": "1", "contents": "t\nx"}, "score": 1.0}),
-      doctor.OK,
+      findings.OK,
       "10 searches: p50 ",
     ),
-    (answering(), doctor.PROBLEM, "10 without a passage"),
-    (fake_retriever.die_at_once, doctor.PROBLEM, "tried 4 times"),
+    (answering(), findings.PROBLEM, "10 without a passage"),
+    (fake_retriever.die_at_once, findings.PROBLEM, "tried 4 times"),
   ],
 )
 def test_a_server_of_passages_is_asked(questions, talk, level, sentence):
@@ -417,7 +423,7 @@ def test_a_slow_retriever_is_a_warning():
 
   config = dataclasses.replace(CONFIG.episode, search_deadline=0.03)
   (finding,) = run_checks.asked(Slow(), [run_checks._QUESTION], config)
-  assert finding.level == doctor.WARNING
+  assert finding.level == findings.WARNING
   assert "episode.search_deadline, now 0.03" in finding.todo
 
 
@@ -433,10 +439,10 @@ def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
   web = {"kind": "web", "web": "brave", "price": 0.005, "url": ""}
   config = with_(questions, retrieval=web)
   (finding,) = checks(config).retriever()
-  assert finding.level == doctor.OK
+  assert finding.level == findings.OK
   assert not sent
   (finding,) = checks(config, ask_web=True).retriever()
-  assert finding.level == doctor.PROBLEM
+  assert finding.level == findings.PROBLEM
   assert 1 <= len(sent) <= 4  # One search and its tries.
 
 
@@ -446,7 +452,7 @@ def test_a_log_is_read_and_never_made(tmp_path):
   assert "not there yet" in first.found
   assert not path.exists()
   strict = checks(with_(retrieval={"log": str(path), "log_mode": "strict"}))
-  assert [each.level for each in strict.retriever()] == [doctor.PROBLEM]
+  assert [each.level for each in strict.retriever()] == [findings.PROBLEM]
 
   class One:
     async def search_many(self, requests):
@@ -456,9 +462,9 @@ def test_a_log_is_read_and_never_made(tmp_path):
   asyncio.run(made.search(fake_retriever.ask("q")))
   made.close()
   (finding,) = strict.retriever()
-  assert (finding.level, "1 answers" in finding.found) == (doctor.OK, True)
+  assert (finding.level, "1 answers" in finding.found) == (findings.OK, True)
   path.write_bytes(b"not a database" * 100)
-  assert [each.level for each in strict.retriever()] == [doctor.PROBLEM]
+  assert [each.level for each in strict.retriever()] == [findings.PROBLEM]
 
 
 def test_sglang_servers_are_checked_and_not_changed():
@@ -468,13 +474,19 @@ def test_sglang_servers_are_checked_and_not_changed():
       episode={"max_context": fake_sglang.CONTEXT // 2},
     )
     good, gone = checks(config).servers()
-    assert good.level == doctor.OK, good
+    assert good.level == findings.OK, good
     assert "serves 'default'" in good.found
-    assert gone.level == doctor.PROBLEM
+    assert gone.level == findings.PROBLEM
     assert "Is an SGLang server running there" in gone.found
     long = with_(config, episode={"max_context": fake_sglang.CONTEXT * 2})
     short, _ = checks(long).servers()
     assert "--context-length" in short.todo
+    routed = with_(config, sglang={"router": server.url})
+    assert [each.level for each in checks(routed).servers()] == [
+      findings.OK,
+      findings.PROBLEM,
+      findings.OK,
+    ]
     paths = {path for path, _ in server.asked}
   assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
 
@@ -492,12 +504,12 @@ def test_prepared_questions_are_read_whole(questions, tmp_path):
   config = with_(questions, data={"path": str(tmp_path / "qa")})
   (tmp_path / "qa" / "nq_dev.parquet").write_bytes(b"x")
   (finding,) = run(checks(config).data)
-  assert finding.level == doctor.PROBLEM
+  assert finding.level == findings.PROBLEM
   assert "nq_dev.parquet: found SHA-256" in finding.found
   entry = preparing.Entry("nq/0", "who", ["x"], "nq", "train", None, "{}")
   prepared.write(tmp_path / "train", {}, [entry], {})
   config = with_(questions, data={"path": str(tmp_path / "train")})
   good, missing = checks(config).data()
-  assert good.level == doctor.OK and "train 1" in good.found
-  assert missing.level == doctor.WARNING
+  assert good.level == findings.OK and "train 1" in good.found
+  assert missing.level == findings.WARNING
   assert "no evaluation split" in missing.found

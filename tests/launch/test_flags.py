@@ -183,21 +183,21 @@ def test_a_system_by_name_is_its_preset(name):
 
 
 def test_a_system_on_another_preset_is_refused_with_its_command():
-  with pytest.raises(ValueError, match="one_gpu.py:qwen3_1_7b-24 --method=otc"):
-    methods.get_config("otc:qwen3_1_7b-24")
+  with pytest.raises(ValueError, match="qwen3_1_7b-24 --method=zerosearch"):
+    methods.get_config("zerosearch:qwen3_1_7b-24")
 
 
 def test_a_system_does_not_inherit_from_another(tmp_path):
   named = CONFIG_FILE.replace(
-    "name=", "method=config.MethodConfig('otc'), name="
+    "name=", "method=config.MethodConfig('zerosearch'), name="
   )
   (tmp_path / "own.py").write_text(named)
   command = Command()
   own = f"--config={tmp_path / 'own.py'}"
-  commands.run(command, own, "--config.method.name=otc")
-  assert command.config.method.name == "otc"
+  commands.run(command, own, "--config.method.name=zerosearch")
+  assert command.config.method.name == "zerosearch"
   for flag in ("--method=anysearch", "--config.method.name=anysearch"):
-    assert "settings of 'otc'" in commands.run(command, own, flag)
+    assert "settings of 'zerosearch'" in commands.run(command, own, flag)
 
 
 def listed(text):

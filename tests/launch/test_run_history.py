@@ -88,7 +88,7 @@ def test_identity_never_changes(allow, tmp_path):
   before = noted(tmp_path)
   for setting, sentence in (
     ("seed=7", "seed 42 -> 7"),
-    ("method.name=otc", 'method.name "anysearch" -> "otc"'),
+    ("method.name=zerosearch", 'method.name "anysearch" -> "zerosearch"'),
   ):
     with pytest.raises(ValueError, match=f"config.json: found {sentence}: "):
       start(tmp_path, changed(setting), allow=allow)

@@ -201,7 +201,11 @@ def test_scaffold_and_crlf_lines(tmp_path):
 
 @pytest.mark.parametrize(
   "wrong",
-  ["method.name=otc", "objective.normalize=batch", "objective.baseline=turn"],
+  [
+    "method.name=search_r1",
+    "objective.normalize=batch",
+    "objective.baseline=turn",
+  ],
 )
 def test_what_a_line_does_not_tell_is_refused(tmp_path, wrong):
   config = launch_flags.override(CONFIG, [wrong])

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.rollout.sglang import adapters
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import server as server_lib
+from anysearch_jax.rollout.servers import sglang
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "launch" / "serve_sglang.sh"
 # Replaces the Python of SGLang; prints its arguments.
@@ -80,7 +80,7 @@ def test_a_server_of_adapters_is_started_as_one_of_launch_node(serve):
   assert "--enable-lora" not in serve()[0]
   found, _ = serve("--dtype", "float32", LORA="16", ADAPTERS="3")
   targets = config_lib.LoraConfig().targets
-  expected = adapters.flags(16, targets, async_level=2)
+  expected = sglang.adapter_flags(16, targets, async_level=2)
   start = found.index("--enable-lora")
   assert found[start:] == [*expected, "--dtype", "float32"]
 
@@ -106,7 +106,7 @@ def test_the_trainer_sends_the_key_as_the_script_says(
   monkeypatch.setenv("SGLANG_KEY", sent)
   assert "--config.sglang.api_key_variable=SGLANG_KEY" in said
   config = config_lib.SglangConfig(api_key_variable="SGLANG_KEY")
-  client, _ = sglang_server.connect(config, {})
+  client, _ = server_lib.connect(sglang.SglangServer, config, {})
   key = (tmp_path / ".anysearch_sglang_key").read_text()
   assert client.headers["Authorization"] == f"Bearer {key}"
 

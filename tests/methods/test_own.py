@@ -124,13 +124,13 @@ def selected(name, **method):
 
 
 def test_a_judge_of_the_users_replaces_the_systems(write):
-  judge = write("def judge(t):\n  return {'optimal': 1}\n", "judge")
-  method = systems.trained(selected("hiprag", judge=judge))
+  judge = write("def judge(t):\n  return {'found': 1}\n", "judge")
+  method = systems.trained(selected("search_r1", judge=judge))
   trajectory = systems.own.trial(group=1, budget=1, measures=()).trajectories
-  with pytest.raises(types.RetrievalError, match="KeyError: 'contained'"):
+  with pytest.raises(types.RetrievalError, match="KeyError: 'gold_found'"):
     asyncio.run(method.measure(trajectory[0, 0]))
-  with pytest.raises(ValueError, match="'otc' measures nothing"):
-    systems.trained(selected("otc", judge=judge))
+  with pytest.raises(ValueError, match="'zerosearch' measures nothing"):
+    systems.trained(selected("zerosearch", judge=judge))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,54 @@ def test_the_environment_and_reward_are_checked_together():
 
 
 TRIAL = own.trial(group=3, budget=2, measures=())
+
+
+OPTIONS = """
+import dataclasses
+
+import anysearch_jax as aj
+from helper import DEFAULT
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  price: float = aj.settings.learning(DEFAULT, aj.settings.SHARE)
+  plain: int = 1
+
+
+METHOD = dataclasses.replace(
+  aj.get_method("search_r1"),
+  name="own",
+  options=Options(),
+  reward=lambda outcomes, options: outcomes.em * options.price,
+)
+"""
+
+
+def test_a_system_imports_its_neighbours_and_reads_its_options(tmp_path):
+  (tmp_path / "helper.py").write_text("DEFAULT = 0.25\n")
+  file = tmp_path / "with_options.py"
+  file.write_text(OPTIONS)
+
+  def rewarded(*options):
+    config = selected(f"{file}:METHOD", options=options)
+    return systems.trained(config).reward(TRIAL)["total"].max()
+
+  assert rewarded() == 0.25
+  assert rewarded("price=0.5", "plain=2") == 0.5
+  for option, sentence in (
+    ("price=2", "config.method.options.price: found 2.0, expected a share"),
+    ("prize=1", "found 'prize=1', expected NAME=VALUE of one of price, plain"),
+    ("price", "found 'price', expected NAME=VALUE"),
+    ("plain=x", "config.method.options plain: found 'x'"),
+  ):
+    with pytest.raises(ValueError, match=sentence):
+      rewarded(option)
+
+
+def test_a_system_without_options_refuses_them():
+  with pytest.raises(ValueError, match="'search_r1' has no options"):
+    systems.trained(selected("search_r1", options=("price=1",)))
 
 
 def body(returned, before=""):

@@ -12,9 +12,10 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
+from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import simulation, text_model
-from anysearch_jax.launch import flags, parts, policies, retrievers
-from anysearch_jax.methods import ssrl, systems, zerosearch
+from anysearch_jax.launch import parts, policies
+from anysearch_jax.methods import systems, zerosearch
 from anysearch_jax.retrieval import lexical
 from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
@@ -280,7 +281,8 @@ def test_a_policy_without_an_answer_finds_nothing(reply):
 
 
 def test_a_language_model_is_not_told_the_question_or_its_answer():
-  texts = ssrl.WORDINGS["ssrl"].texts()
+  words = {"simulator_useful": "Useful documents for {query}:"}
+  texts = wording.Texts(words, file="own.toml", sha256="")
   model = Model("Doc 1(Title: Kelmar) Its mayor is Tol.\nDoc 2(Title: A) b")
   found = ask(simulation.ModelSimulator(model, texts), "mayor of K", k=1)
   assert [(p.title, p.text) for p in found] == [
@@ -289,20 +291,3 @@ def test_a_language_model_is_not_told_the_question_or_its_answer():
   ((prompt, _, _),) = model.asked
   assert "mayor of K" in prompt
   assert KNOWN.text not in prompt and "tol" not in prompt
-
-
-@pytest.mark.parametrize("preset", ["", "qwen2_5_7b"])
-def test_training_searches_in_the_policy_and_is_never_noisy(preset):
-  config = flags.load_config(f"configs/methods.py:ssrl:{preset}".rstrip(":"))
-  assert config.retrieval.simulated == "policy"
-  assert config.curriculum.fixed_budget == config.curriculum.max_budget
-  made = retrievers.make(config, small_run.parts()["retriever"])
-  assert isinstance(made, simulation.SimulatedRetriever)
-  context = types.SearchContext(types.Address(9, 0, 0), 0, KNOWN, "")
-  assert not any(
-    made.noisy(
-      dataclasses.replace(context, address=types.Address(rollout, q, 0))
-    )
-    for rollout in range(8)
-    for q in range(20)
-  )

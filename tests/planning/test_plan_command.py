@@ -103,7 +103,6 @@ def test_a_configuration_that_fits(tmp_path):
     (["--target=h100:1", "--config.policy=nowhere/X"], "policy: 'nowhere/X'"),
     (["--target=h100:1", "--config.seed=x"], "config.seed: found 'x'"),
     (["--target=h100:1", "--config.batch.remat=some"], "batch.remat: found"),
-    (["--target=h100:1", "--before=nowhere.json"], "nowhere.json"),
     ([], "--target"),
   ],
 )
@@ -133,6 +132,4 @@ def test_a_configuration_that_does_not_fit(tmp_path):
   )
   assert done.returncode == 1, done.stderr
   assert "Verdict: does not fit: train step" in done.stdout
-  assert "What would make it fit:" in done.stdout
-  assert "adapters (lora.rank=64" in done.stdout
   assert "Traceback" not in done.stderr

@@ -6,7 +6,7 @@ import planned
 import pytest
 
 from anysearch_jax.host import hardware
-from anysearch_jax.planning import collectives, targets
+from anysearch_jax.planning import targets
 
 
 @pytest.mark.parametrize(
@@ -46,21 +46,17 @@ def test_an_unknown_target_is_refused(text, sentence):
 
 
 @pytest.mark.parametrize(
-  ("text", "gib", "links"),
+  ("text", "gib"),
   [
     # 80 GB cards: 0.92 of the 79.1 GiB that CUDA reports.
-    ("h100:8", 0.92 * 79.1, 450e9),
-    # Several hosts use the bandwidth of the network.
-    ("h100:16", 0.92 * 79.1, 50e9),
-    ("h800:8", 0.92 * 79.1, 200e9),
+    ("h100:8", 0.92 * 79.1),
     # The TPU compiler has its own limit: 15.75 GiB of 16.
-    ("v5e:4x4", 15.75, 100e9),
+    ("v5e:4x4", 15.75),
   ],
 )
-def test_capacity_and_links_of_a_device(text, gib, links):
+def test_capacity_of_a_device(text, gib):
   target = targets.parse(text)
   assert target.capacity == pytest.approx(gib * 2**30, rel=1e-6)
-  assert target.link_bandwidth == links
 
 
 @pytest.mark.parametrize(
@@ -129,16 +125,12 @@ def test_an_unknown_tpu_slice_is_refused():
     targets.devices(targets.parse("v5e:2x3"))
 
 
-def test_the_prediction_is_the_larger_of_compute_and_memory_plus_links():
-  assumed = targets.Assumptions(0.5, 0.5, 0.5, latency=1e-3)
+def test_work_takes_the_longer_of_products_and_reading():
+  half = targets.Efficiency(compute=0.5, memory=0.5)
 
-  def predict(flops, read, **sent):
-    traffic = {k: collectives.Traffic(*v) for k, v in sent.items()}
-    work = {"flops": flops, "read": read, "traffic": traffic}
-    return targets.predict(planned.target(4), **work, assumed=assumed)
+  def predicted(flops, read):
+    return targets.seconds(planned.CPU, flops=flops, read=read, efficiency=half)
 
-  # Half of the peaks of 1e12 FLOP/s, 1e11 and 1e10 bytes/s.
-  assert predict(1e12, 1e10) == pytest.approx((2.0, 0.2, 0.0, 2.0, 1.0))
-  assert predict(1e12, 1e12) == pytest.approx((2.0, 20.0, 0.0, 20.0, 10.0))
-  found = predict(1e12, 0, gathers=(10, 5e9), reduces=(20, 5e9))
-  assert found == pytest.approx((2.0, 0.0, 2.03, 4.03, 1.0))
+  # Half of the peaks of 1e12 FLOP/s and 1e11 bytes/s.
+  assert predicted(1e12, 1e10) == pytest.approx(2.0)
+  assert predicted(1e12, 1e12) == pytest.approx(20.0)

@@ -247,15 +247,13 @@ def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8, sinks):
   ("platform", "head_dim", "dtype", "page", "kv_dtype", "best"),
   [
     ("cpu", 128, "bfloat16", 64, "auto", "xla"),
-    (8.0, 128, "bfloat16", 64, "auto", "triton"),
-    (8.9, 256, "bfloat16", 64, "auto", "triton"),
-    # A thread block of an RTX 4090 has too little shared memory.
-    (8.9, 256, "bfloat16", 128, "auto", "xla"),
+    (8.0, 128, "bfloat16", 64, "auto", "xla"),
+    (9.0, 256, "bfloat16", 64, "auto", "xla"),
     (9.0, 128, "bfloat16", 128, "auto", "mosaic"),
-    (9.0, 128, "bfloat16", 64, "float8", "triton"),
+    (9.0, 128, "bfloat16", 64, "float8", "xla"),
     (9.0, 96, "bfloat16", 64, "auto", "xla"),
     (9.0, 128, "float32", 64, "auto", "xla"),
-    (10.0, 128, "bfloat16", 64, "auto", "triton"),
+    (10.0, 128, "bfloat16", 64, "auto", "xla"),
     ("tpu", 128, "bfloat16", 64, "auto", "tpu"),
     ("tpu", 64, "bfloat16", 64, "auto", "xla"),
   ],
@@ -270,13 +268,18 @@ def test_auto_chooses_the_best_kernel_that_runs(
   assert paged_attention.choose("auto", platform=platform, **how) == best
 
 
-@pytest.mark.parametrize("where", [("tpu", None), ("cuda", "8.0")])
-def test_float8_is_refused_where_the_kernel_does_not_read_it(where):
+@pytest.mark.parametrize(
+  ("kernel", "platform", "capability"),
+  [("auto", "tpu", None), ("mosaic", "cuda", "9.0")],
+)
+def test_float8_is_refused_where_the_kernel_does_not_read_it(
+  kernel, platform, capability
+):
   how = {"head_dim": 128, "dtype": "bfloat16", "page": 64}
-  how |= dict(zip(("platform", "capability"), where))
+  how |= {"platform": platform, "capability": capability}
   how["stored"] = pages_lib.stored("float8", "bfloat16")
   with pytest.raises(ValueError, match="engine.kv_dtype: found float8, which"):
-    paged_attention.choose("auto", **how)
+    paged_attention.choose(kernel, **how)
   assert paged_attention.choose("xla", **how) == "xla"
 
 

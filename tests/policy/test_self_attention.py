@@ -8,13 +8,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+import jaxpr_flops
 import numpy as np
 import packed_rows
 import planned
 import pytest
 import random_models
 
-from anysearch_jax.planning import flops
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
 from anysearch_jax.policy.attention import masks as attention
@@ -148,7 +148,7 @@ def test_chunks_skip_later_keys():
   # quarters of the keys.
   _, t, n, h = inputs[0].shape
   share = (1 + 2 + 3 + 4) / 16
-  assert flops.count(jaxpr) == 7 * share * 2 * n * h * t * t
+  assert jaxpr_flops.count(jaxpr) == 7 * share * 2 * n * h * t * t
 
 
 def test_sums_over_chunks_are_not_rounded_to_bfloat16():

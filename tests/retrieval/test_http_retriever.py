@@ -173,21 +173,6 @@ def test_server_that_always_fails_is_asked_a_few_times(connect, how):
   assert len(retriever.sent) == 17 and retriever.counters["failures"] < 9
 
 
-def test_a_server_that_breaks_is_left_alone_after_some_batches(connect):
-  """Each batch counts once."""
-  patience = http_calls.Patience(retries=0, failures=3, pause=0.001)
-  broken = []
-  server = failing(lambda q: broken, fake.status(500))
-  retriever = connect(server, patience=patience, clock=fake.Clock())
-  requests = [fake.ask(str(i)) for i in range(9)]
-  fake.search(retriever, *requests)
-  broken.append(True)
-  for _ in range(5):
-    found = fake.search(retriever, *requests)
-  assert "3 calls in a row failed" in str(found[0])
-  assert len(retriever.sent) == 1 + 3 * 17
-
-
 def test_transient_failure_is_retried_once(connect):
   retriever = connect(fake.fails_first(1, fake.status(500)))
   request = fake.ask("a")

@@ -125,9 +125,9 @@ def test_a_server_that_dies_is_started_again():
 
 
 def test_a_result_that_is_too_large_fails_its_search(url):
-  retriever = opened(url, largest=2_000_000)
+  retriever = opened(url)
   huge, found = ask(retriever, "huge", "emma")
-  assert "expected at most retrieval.mcp.largest, 2000000" in str(huge)
+  assert "expected at most 2000000" in str(huge)
   assert ids(found) == EMMA
   retriever.close()
 
@@ -250,21 +250,69 @@ def test_an_address_that_is_no_server_is_refused(page, monkeypatch):
 
 # What tools answer.
 
-RESULTS = [
-  ({"results": [{"text": "a", "title": "T", "id": 7, "score": 2}]}, "7 T a 2"),
-  ({"result": {"hits": [{"contents": "T\nb"}]}}, "sha256:* T b 0"),
-  ([[{"document": {"content": "c"}, "url": "http://u"}]], "http://u  c 0"),
-  ([{"page_content": "d\0", "metadata": {"title": "M"}}], "sha256:* M d 0"),
-  ({"text": "e", "score": float("nan")}, "sha256:*  e 0"),
-  ([{"title": "only"}, {}, 3, None], "sha256:* only only 0"),
-]
+
+@pytest.mark.parametrize(
+  ("tool", "fields", "expected"),
+  [
+    # The only list of the output schema.
+    (
+      "search_documents",
+      (),
+      ["w/1", "Emma", "A novel by Jane Austen, of 1815."],
+    ),
+    ("search_documents", ("text=title",), ["w/1", "Emma", "Emma"]),
+    # A text that is JSON is read only if its fields are named.
+    (
+      "text_of_json",
+      ("results=data.hits", "text=body.words", "id=link", "title=name"),
+      ["w/1", "Emma", "A novel by Jane Austen, of 1815."],
+    ),
+  ],
+)
+def test_passages_are_where_the_schema_or_the_settings_say(
+  url, tool, fields, expected
+):
+  arguments = {"query": "search_query", "k": "max_results"}
+  if tool == "text_of_json":
+    arguments = {"query": "q"}
+  retriever = opened(url, tool=tool, fields=fields, **arguments)
+  (found,) = ask(retriever, "emma")
+  assert [found[0].id, found[0].title, found[0].text] == expected
+  assert retriever.identity().get("fields", {}) == dict(
+    field.split("=") for field in fields
+  )
+  retriever.close()
 
 
-@pytest.mark.parametrize(("value", "expected"), RESULTS)
-def test_passages_are_found_in_json(value, expected):
-  (found,) = mcp_tool._passages(value)
-  name = "sha256:*" if found.id.startswith("sha256:") else found.id
-  assert f"{name} {found.title} {found.text} {found.score:g}" == expected
+def test_a_text_of_json_is_one_passage_if_nothing_says_what_it_is(url):
+  retriever = opened(url, tool="text_of_json", query="q")
+  (found,) = ask(retriever, "emma")
+  assert len(found) == 1 and found[0].text.startswith('{"data"')
+  retriever.close()
+
+
+@pytest.mark.parametrize(
+  ("fields", "sentence"),
+  [
+    (("results=hits",), "expected a list at hits .retrieval.mcp.fields"),
+    (("results=data.hits",), "expected a text at text .retrieval.mcp.fields"),
+  ],
+)
+def test_results_at_another_place_are_refused(url, fields, sentence):
+  retriever = opened(url, tool="text_of_json", query="q", fields=fields)
+  (failed,) = ask(retriever, "emma")
+  assert isinstance(failed, http_calls.AnswerError)
+  with pytest.raises(http_calls.AnswerError, match=sentence):
+    raise failed
+  retriever.close()
+
+
+def test_fields_that_cannot_be_are_refused_at_once(url):
+  with pytest.raises(ValueError, match="expected entries such as text=snippet"):
+    opened(url, fields=("body=snippet",))
+  given = {"tool": "search_documents", "query": "search_query"}
+  with pytest.raises(ValueError, match="which have id, title, text, score"):
+    opened(url, fields=("text=snippet",), **given)
 
 
 # Runs.

@@ -82,7 +82,7 @@ MODEL = config_lib.TextModelConfig
     ({"kind": "postgres"}, "kind: found 'postgres', expected one of lex"),
     ({"kind": "web", "web": "searxng"}, "address of a server for searxng"),
     ({"kind": "web", "web": "serper", "url": "http://a"}, "none for others"),
-    ({"kind": "http", "url": "http://a,"}, "url: found '', expected"),
+    ({"kind": "http", "url": "http://a,"}, "url: found 'http://a,', exp"),
     ({"kind": "web", "web": "bing"}, "kind: found 'bing'"),
     ({"log": "gone.sqlite", "log_mode": "strict"}, "log: "),
     ({"log": "x.sqlite", "log_mode": "write"}, "log_mode: found 'write'"),

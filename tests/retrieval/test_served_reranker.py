@@ -12,9 +12,7 @@ from anysearch_jax import types
 from anysearch_jax.host import http_calls
 from anysearch_jax.retrieval import served_reranker as served
 
-QUICK = http_calls.Patience(
-  deadline=10.0, retries=1, pause=0.001, failures=1000
-)
+QUICK = http_calls.Patience(deadline=10.0, retries=1, pause=0.001)
 ASKED = [("q", ["aaa", "b", "cc"]), ("word", ["dddd"])]
 SCORES = [[3.0, 1.0, 2.0], [4.0]]
 

@@ -141,7 +141,6 @@ async def test_metrics_count_requests_queries_and_searches():
     ({"max_topk": 9, "passages": 8}, "passages: found 8, expected max_topk"),
     ({"queries": 9, "queue": 8}, r"queue: found 8, expected queries \(9\)"),
     ({"deadline": float("nan")}, "deadline: found nan"),
-    ({"late": "drop"}, "late: found 'drop', expected 'reject' or 'partial'"),
   ],
 )
 def test_invalid_limits_are_refused(values, sentence):
@@ -209,18 +208,6 @@ async def test_a_deadline_grows_with_the_queries_of_a_request():
     texts = await contents(client, [f"q{i}" for i in range(30)])
   assert len(texts) == 30
   assert all(f"about q{i}" in text for i, text in enumerate(texts))
-
-
-async def test_a_late_request_gets_what_is_there_if_the_service_may():
-  values = {"deadline": 0.8, "per_query": 0.001, "batch": 4, "late": "partial"}
-  async with served.opened(search=Slow(), **values) as (client, search):
-    texts = await contents(client, [f"q{i}" for i in range(60)])
-    metrics = (await client.get("/metrics")).text
-    later = await contents(client, ["later"])
-  found = sum(bool(text) for text in texts)
-  assert 0 < found < 60 and texts[found:] == [[]] * (60 - found)
-  assert f"retrieval_late_queries_total {60 - found}.0" in metrics
-  assert "about later" in later[0]
 
 
 async def test_failing_index_is_an_error_and_the_server_continues(caplog):

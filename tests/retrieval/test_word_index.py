@@ -99,21 +99,6 @@ def test_equal_scores_are_in_the_order_of_rows(segments):
   assert index.search(["twin"], 3)[0].rows.tolist() == [1500, 2001, 2002]
 
 
-@pytest.mark.parametrize("parts", [2, 7])
-def test_parts_have_the_scores_of_the_whole(segments, parts):
-  texts, folder = segments
-  queries = ["w1 w2", "twin", "w7 w5 w7", "w30 words", "w900 w3 w1", "?"]
-  whole = word_index.WordIndex(folder).search(queries, len(texts))
-  cuts = np.linspace(0, len(texts), parts + 1).astype(int).tolist()
-  for first, end in zip(cuts, cuts[1:], strict=False):
-    index = word_index.WordIndex(folder, (first, end))
-    for k in (4, len(texts)):
-      for all_rows, some in zip(whole, index.search(queries, k), strict=True):
-        here = (all_rows.rows >= first) & (all_rows.rows < end)
-        assert some.rows.tolist() == all_rows.rows[here][:k].tolist()
-        assert some.scores.tolist() == all_rows.scores[here][:k].tolist()
-
-
 def test_query_without_a_common_word_has_no_hit(words):
   for hits in words.search(["", "   ", "silver", "?!", "\ud800", "\0"], 3):
     assert hits.rows.tolist() == []

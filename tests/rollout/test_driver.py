@@ -16,6 +16,7 @@ from scripted import CODEC, answer, search
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver
 
 CONFIG = config_lib.EpisodeConfig(prompts="world", max_generated=500)
@@ -41,7 +42,11 @@ def script(request):
 
 def run_groups(given, engine, retriever=None, **kwargs):
   parts = driver.EpisodeParts(
-    engine, retriever or scripted.Retriever(HITS), CONFIG, CODEC
+    engine,
+    retriever or scripted.Retriever(HITS),
+    CONFIG,
+    CODEC,
+    systems.of_episode(CONFIG),
   )
   kwargs = {"group": 3, "rollout": 4} | kwargs
   return asyncio.run(driver.run_groups(given, parts, **kwargs))
@@ -128,59 +133,6 @@ def test_the_last_samples_of_a_group_get_no_search():
     given = [t.budget for t in group.trajectories]
     assert given == [budget, budget, 0, 0]
     assert [t.searches for t in group.trajectories][2:] == [0, 0]
-
-
-class OneSlot(scripted.Engine):
-  """Refuses a turn while another episode has its slot."""
-
-  holder: types.Address | None = None
-
-  async def generate(self, request):
-    assert self.holder in (None, request.address)
-    self.holder = request.address
-    return await super().generate(request)
-
-  def release(self, address):
-    self.holder = None if self.holder == address else self.holder
-    super().release(address)
-
-
-def test_early_answers_are_recorded_and_are_no_part_of_the_episode():
-  def answers(request):
-    if used := request.address.attempt >> 16:  # Of an early answer.
-      read = CODEC.decode(request.token_ids)
-      assert f"guide budget {used} question" in read and not request.may_search
-      if "; answer now\n" in read:
-        return answer("asked") if used == 1 else "nothing"
-      return search("q2") if request.turn == used < 3 else answer("early 3")
-    return search("q1") if request.turn < 3 else answer("last")
-
-  (given,) = assignments(4)[3:]
-  given = dataclasses.replace(given, scaffold=True)
-  engines = [OneSlot(answers) for _ in range(2)]
-  config = dataclasses.replace(CONFIG, early_answers=True, max_generated=900)
-  plain, early = (
-    asyncio.run(
-      driver.run_groups(
-        [given],
-        driver.EpisodeParts(engine, scripted.Retriever(HITS), each, CODEC),
-        group=1,
-        rollout=4,
-      )
-    )
-    .groups[0]
-    .trajectories[0]
-    for engine, each in zip(
-      engines, (dataclasses.replace(config, early_answers=False), config)
-    )
-  )
-  said = [each.answer for each in early.observations]
-  assert said == ["asked", None, "early 3"]
-  assert plain.spans == early.spans and plain.searches == early.searches == 3
-  assert plain.token_ids.tolist() == early.token_ids.tolist()
-  assert set(engines[1].released) == {
-    request.address for request in engines[1].requests
-  }
 
 
 def test_group_with_fewer_than_two_valid_samples_is_resampled_once():
@@ -350,6 +302,7 @@ async def test_event_loop_runs_while_a_long_observation_is_encoded(room):
       retriever=scripted.Retriever(hits),
       config=config,
       codec=codec,
+      environment=systems.of_episode(config),
     ),
     budget=1,
     scaffold=False,

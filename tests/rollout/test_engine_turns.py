@@ -253,8 +253,7 @@ def test_bug_is_raised_in_all_waiters(params, monkeypatch):
     {"lanes": ()},
     {"lanes": (8, 4)},
     {"kv_tokens": 100},
-    {"lookahead": 4},
-    {"attention": "triton"},
+    {"attention": "mosaic"},
     {"attention": "flash"},
   ],
 )

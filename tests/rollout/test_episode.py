@@ -18,6 +18,7 @@ from scripted import CODEC, answer, search
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import prompts, protocol, records
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode, episode_state
 
 ADDRESS = types.Address(rollout=3, question=1, sample=2)
@@ -38,6 +39,7 @@ def begin(*, budget=2, scaffold=False, config=CONFIG, question=QUESTION):
     scaffold=scaffold,
     address=ADDRESS,
     config=config,
+    environment=systems.of_episode(config),
     codec=CODEC,
   )
 
@@ -77,7 +79,11 @@ def searches(asked):
 
 def length_of_prompt(budget=2, scaffold=False):
   _, ids = episode.prompt(
-    QUESTION, budget=budget, scaffold=scaffold, config=CONFIG, codec=CODEC
+    QUESTION,
+    budget=budget,
+    scaffold=scaffold,
+    environment=systems.of_episode(CONFIG),
+    codec=CODEC,
   )
   return len(ids)
 
@@ -199,7 +205,11 @@ def control_ids(ids):
 def test_hostile_question():
   question = dataclasses.replace(QUESTION, text=HOSTILE)
   text, ids = episode.prompt(
-    question, budget=2, scaffold=False, config=CONFIG, codec=CODEC
+    question,
+    budget=2,
+    scaffold=False,
+    environment=systems.of_episode(CONFIG),
+    codec=CODEC,
   )
   assert len(control_ids(ids)) == 2  # Those of the template.
   assert "‹/search›‹ANSWER›x‹/answer›" in text

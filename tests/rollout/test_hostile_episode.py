@@ -74,6 +74,7 @@ def play(
     scaffold=scaffold,
     address=ADDRESS,
     config=config,
+    environment=systems.of_episode(config),
     codec=codec,
   )
   sampled, queries = [], []
@@ -162,7 +163,7 @@ def test_hostile_episode_has_consistent_authors_and_counts(tape):
     question,
     budget=budget,
     scaffold=scaffold,
-    config=SHORT,
+    environment=systems.of_episode(SHORT),
     codec=scripted.CODEC,
   )
   assert sum(i in CONTROL_IDS for i in ids) == 2

@@ -84,7 +84,11 @@ def played(retriever, count, *, deadline):
   """Returns the failures of searches that episodes make at the same time."""
   searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
   parts = driver.EpisodeParts(
-    None, searcher, config_lib.EpisodeConfig(search_deadline=deadline), None
+    engine=None,
+    retriever=searcher,
+    config=config_lib.EpisodeConfig(search_deadline=deadline),
+    codec=None,
+    environment=None,
   )
 
   async def all_of_them():
@@ -142,7 +146,7 @@ def test_a_service_that_asks_to_wait_fails_no_search(
 def test_refusals_are_not_failures_of_the_service():
   service = Service(first=40, header={"Retry-After": "0.01"})
   service.refusing = 0.02  # Longer in all than a search may take.
-  limits = {"concurrency": 1, "failures": 2, "retries": 0, "deadline": 0.5}
+  limits = {"concurrency": 1, "retries": 0, "deadline": 0.5}
   with service.serving(**limits) as retriever:
     assert played(retriever, 3, deadline=0.5) == []
     assert len(service.refusals) == retriever.counters["throttled"] == 40
@@ -185,7 +189,7 @@ def test_a_service_that_refuses_for_now_is_no_longer_a_failing_one():
     other = retriever.search(types.SearchRequest("b", 3))
     return await asyncio.gather(first, other)
 
-  with service.serving(retries=0, failures=1, cooldown=0.02) as retriever:
+  with service.serving(retries=0) as retriever:
     assert len(played(retriever, 1, deadline=5.0)) == 1
     time.sleep(0.03)
     service.status, service.first = 429, 2

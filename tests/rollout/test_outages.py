@@ -33,7 +33,7 @@ from anysearch_jax.retrieval import lexical
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 from anysearch_jax.rollout.jax_engine import kv_device, kv_store
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.training import (
   batching,
   health,
@@ -488,7 +488,7 @@ def sampler(monkeypatch):
 @pytest.fixture
 def served(sampler, tmp_path, monkeypatch):
   """Returns a function that makes a run whose turns the server samples."""
-  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(server_lib, "_FIRST_PAUSE", 0.001)
 
   def make(level=0, offload="none", **settings):
     sglang = config_lib.SglangConfig(

@@ -7,7 +7,7 @@ is enough, also on a CPU:
 
     python tests/support/sglang_chains.py MODEL_DIR TOKENIZER_DIR
     python -m sglang.launch_server --model-path MODEL_DIR --dtype float32 \\
-        --tool-call-parser qwen25 ...  (and `adapters.flags`, for adapters)
+        --tool-call-parser qwen25 ...  (and `sglang.adapter_flags`)
     ANYSEARCH_SGLANG_URL=http://127.0.0.1:30000 pytest \\
         tests/rollout/test_sglang_real.py
 
@@ -42,10 +42,10 @@ from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.rollout import chat_completions, completions, endpoints
-from anysearch_jax.rollout.sglang import adapters
-from anysearch_jax.rollout.sglang import engine as sglang
-from anysearch_jax.rollout.sglang import reply as sglang_reply
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import engine as servers_engine
+from anysearch_jax.rollout.servers import server as server_lib
+from anysearch_jax.rollout.servers import sglang
+from anysearch_jax.rollout.servers import weights as weights_lib
 
 _URL = os.environ.get("ANYSEARCH_SGLANG_URL", "")
 _DATA = pathlib.Path(__file__).parents[1] / "golden" / "sglang"
@@ -94,7 +94,9 @@ def start(policy, monkeypatch, tmp_path):
   A running server's are written there, others are read.
   """
   engines, noted = [], []
-  monkeypatch.setattr(sglang.secrets, "token_hex", lambda size: "recorded")
+  monkeypatch.setattr(
+    servers_engine.secrets, "token_hex", lambda size: "recorded"
+  )
 
   def make(name="", params=None, temperature=1.0):
     if _URL:
@@ -109,10 +111,11 @@ def start(policy, monkeypatch, tmp_path):
       config = config_lib.SglangConfig(weights=str(tmp_path))
     client = functools.partial(httpx2.AsyncClient, **network)
     with monkeypatch.context() as patch:
-      patch.setattr(sglang_server.httpx2, "AsyncClient", client)
+      patch.setattr(server_lib.httpx2, "AsyncClient", client)
       engines.append(
-        sglang.SglangEngine(
+        servers_engine.ServersEngine(
           policy if params is None else policy._replace(params=params),
+          dialect=sglang.SglangServer,
           config=config,
           sampling=config_lib.SamplingConfig(temperature=temperature),
           dtype=jnp.float32,
@@ -190,13 +193,13 @@ def test_turns_end_at_their_stop_text(policy, start):
 
 def test_errors_quote_the_server(policy, start):
   engine = start("refusals")
-  (server,) = engine._servers
+  server = engine._fleet.members[0].server
   for body, message in sglang_chains.REFUSED:
     with pytest.raises(types.EngineError, match=message):
-      loop.run(server.generate(body))
+      loop.run(server.post("/generate", body))
   with pytest.raises(types.EngineError, match="400: Failed to get weights"):
     loop.run(
-      server.load(sglang_server.Weights(pathlib.Path("/nowhere"), "other", 30))
+      server.load(weights_lib.Weights(pathlib.Path("/nowhere"), "other", 30))
     )
   _check_turns(engine, policy)
 
@@ -218,7 +221,7 @@ def test_a_server_lends_its_memory_until_a_turn(policy, start):
   _check_turns(engine, policy)
   assert not engine.counters["server_down"]
   # It said that it had released memory, although this one, on a CPU, cannot.
-  (server,) = engine._servers
+  server = engine._fleet.members[0].server
   server._lends = True
   with pytest.raises(types.EngineError, match="with --enable-memory-saver"):
     loop.run(server.ready())
@@ -239,7 +242,7 @@ def _read(name):
   found = next(e for e in _exchanges(name) if e["path"] == "/generate")
   reply = found["reply"]
   return reply, functools.partial(
-    sglang_reply.read,
+    sglang.read_turn,
     reply,
     prompt=len(found["body"]["input_ids"]),
     most=120,
@@ -331,8 +334,8 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(
 def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
   info = httpx2.get(f"{_URL}/server_info", trust_env=False).json()
   config = config_lib.LoraConfig(rank=4, alpha=8.0)
-  if adapters.refusal(info, config.rank, config.targets):
-    pytest.skip("The server was started without `adapters.flags`.")
+  if sglang.adapter_refusal(info, config.rank, config.targets):
+    pytest.skip("The server was started without `sglang.adapter_flags`.")
   a = lora.attach(policy.architecture, config)
   new = lora.initialize(a, 0)
 
@@ -344,14 +347,15 @@ def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
     params = lora.combine(random_params[0], trained if version else new)
     return policy._replace(params=params, architecture=a)
 
-  engine = sglang.SglangEngine(
+  engine = servers_engine.ServersEngine(
     adapted(0),
+    dialect=sglang.SglangServer,
     config=config_lib.SglangConfig(urls=(_URL,), weights=str(tmp_path)),
     sampling=config_lib.SamplingConfig(),
     dtype=jnp.float32,
   )
   assert engine.adapts
-  (server,), context = engine._servers, _context(policy)
+  server, context = engine._fleet.members[0].server, _context(policy)
   spent = [engine.counters["handover_bytes"], engine.counters["handover_ms"]]
   for version in (0, 1, 2):
     if version:
@@ -377,9 +381,9 @@ def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
   own = adapted(2)
   ours = _ours(own, own.params, (*row, *second.token_ids))
   _close("kept", second.logps, ours[len(row) - 1 :])
-  assert len(loop.run(server._adapters())) == 2
+  assert len(loop.run(server.loaded_adapters())) == 2
   # It loses them, and gets them again.
-  for name in loop.run(server._adapters()):
+  for name in loop.run(server.loaded_adapters()):
     loop.run(server.post("/unload_lora_adapter", {"lora_name": name}))
   (third,) = _sample(engine, row, samples=1, most=5)
   assert set(third.versions) in ({2}, {3})
@@ -388,8 +392,8 @@ def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
   _close("again", third.logps, ours[len(row) - 1 :])
   print("bytes, ms:", spent)
   # A server that leaves out the adapter of a request would be noticed.
-  ask = server.generate
-  server.generate = lambda body: ask(body | {"lora_path": None})
+  ask = server._generate
+  server._generate = lambda body: ask(body | {"lora_path": None})
   with pytest.raises(types.EngineError, match="it samples its base"):
     engine.scores(row)
   engine.close()

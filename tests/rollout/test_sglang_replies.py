@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from anysearch_jax import types
 from anysearch_jax.policy import hf
-from anysearch_jax.rollout.sglang import reply as sglang_reply
+from anysearch_jax.rollout.servers import sglang
 
 serve = engines.serve
 
@@ -119,13 +119,13 @@ _READ = {"prompt": 3, "most": 2, "vocab_size": 6}
 def test_weights_that_come_back_are_an_error():
   known = {"first": 3, "second": 4}
   spans = ("first", 0, 1), ("second", 1, 2)
-  found = sglang_reply.read(
+  found = sglang.read_turn(
     {"meta_info": _meta(*spans)}, versions=known, **_READ
   )
   assert found.versions == (3, 4)
   spans = ("second", 0, 1), ("first", 1, 2)
   with pytest.raises(types.EngineError, match="spans in order"):
-    sglang_reply.read({"meta_info": _meta(*spans)}, versions=known, **_READ)
+    sglang.read_turn({"meta_info": _meta(*spans)}, versions=known, **_READ)
 
 
 _values = st.recursive(
@@ -141,7 +141,7 @@ _values = st.recursive(
 def test_changed_value_is_an_error_or_has_no_effect(name, value):
   meta = _meta(("w", 0, 2)) | {name: value}
   try:
-    found = sglang_reply.read({"meta_info": meta}, versions={"w": 9}, **_READ)
+    found = sglang.read_turn({"meta_info": meta}, versions={"w": 9}, **_READ)
   except types.EngineError:
     return
   assert found.versions == (9, 9)

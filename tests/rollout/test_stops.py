@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import hypothesis
 import numpy as np
@@ -142,3 +143,24 @@ def test_real_tokenizers_halt_where_a_stop_ends_however_it_is_cut(
       if any(known in known[:i] + piece for i in range(len(known)))
     }
   assert 0 < halts["。"].sum() < 0.02 * len(texts)
+
+
+def test_turns_that_begin_together_find_their_tokens_once(monkeypatch):
+  searched = []
+
+  def counted(*arguments, **names):
+    searched.append(arguments[1])
+    time.sleep(0.01)
+    return halting_tokens(*arguments, **names)
+
+  halting_tokens = turn.halting_tokens
+  monkeypatch.setattr(turn, "halting_tokens", counted)
+  finder = turn.Halting(
+    small_engine.Tokenizer(), vocab_size=len(small_engine.TEXTS), stop=STOPS
+  )
+
+  async def together():
+    await asyncio.gather(*(finder.of(("x",)) for _ in range(8)))
+
+  asyncio.run(together())
+  assert searched == [STOPS, ("x",)]

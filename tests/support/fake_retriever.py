@@ -15,9 +15,7 @@ from anysearch_jax.retrieval import http_retriever
 from anysearch_jax.retrieval import requests as requests_lib
 
 URL = "http://retriever.test:8000"
-QUICK = http_calls.Patience(
-  deadline=10.0, retries=2, pause=0.001, failures=1000, cooldown=60.0
-)
+QUICK = http_calls.Patience(deadline=10.0, retries=2, pause=0.001)
 
 
 def ask(query, k=3, corpus=""):

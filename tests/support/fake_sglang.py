@@ -25,6 +25,7 @@ import socket
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,9 +86,24 @@ MEMORY = {"weights", "kv_cache", "cuda_graph"}
 
 
 class _Request:
-  def __init__(self, rid: str):
-    self.rid, self.aborted = rid, False
+  """A request that runs; it is aborted once its client has left."""
+
+  def __init__(self, rid: str, connection: socket.socket | None):
+    self.rid, self.connection = rid, connection
+    self.aborted = False
     self.versions: list[str] = []
+
+  @property
+  def is_aborted(self) -> bool:
+    if self.connection is not None and not self.aborted:
+      try:
+        flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+        self.aborted = self.connection.recv(1, flags) == b""
+      except BlockingIOError:
+        pass  # The client waits.
+      except OSError:
+        self.aborted = True
+    return self.aborted
 
 
 class Server:
@@ -266,13 +282,6 @@ class Server:
       self.adapters.pop(body["lora_name"])
     return 200, {"success": True, "error_message": ""}
 
-  def _abort_request(self, body: dict) -> tuple[int, Any]:
-    with self._state:
-      if request := self.running.get(body["rid"]):
-        request.aborted = True
-      self._state.notify_all()
-    return 200, ""
-
   def _pause_generation(self, body: dict) -> tuple[int, Any]:
     with self._state:
       mode = body.get("mode", "abort")
@@ -331,13 +340,10 @@ class Server:
     if adapter and adapter not in self.adapters:
       message = f"Got LoRA adapter that has never been loaded: {adapter}\n"
       return 400, {"error": {"message": message}}
-    request = _Request(body["rid"])
+    request = _Request(uuid.uuid4().hex, body.get("connection"))
     with self._state:
       self._state.wait_for(lambda: not self._paused)
       self.needs(not self.away, "generated without memory")
-      if request.rid in self.running:
-        message = f"Duplicate request ID detected: {request.rid}"
-        return 400, {"error": {"message": message}}
       self.running[request.rid] = request
       self._state.notify_all()
       cached = self._take_prefix(body.get("extra_key", ""), context)
@@ -391,7 +397,7 @@ class Server:
         self._state.wait_for(lambda: self._may_go_on(request))
         if len(sampled) == self.hold_at:
           self.hold_at = -1
-        if request.aborted:
+        if request.is_aborted:
           return sampled, {"type": "abort", "message": "Aborted"}
         sampled.append(next(script, PIECES.index(" ")))
         request.versions.append(self.version)
@@ -402,7 +408,7 @@ class Server:
   def _may_go_on(self, request: _Request) -> bool:
     done = request.versions
     held = len(done) == self.hold_at and done[-1] == self.version
-    return request.aborted or not (self._paused or held)
+    return request.is_aborted or not (self._paused or held)
 
   def _take_prefix(self, key: str, context: list[int]) -> int:
     """Returns how many tokens are cached, and caches the whole context."""
@@ -449,7 +455,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       status, value = fault
     else:
       try:
-        status, value = self.fake.answer(self.path, body)
+        asked = body
+        if self.path == "/generate":
+          asked = body | {"connection": self.connection}
+        status, value = self.fake.answer(self.path, asked)
       except ConnectionAbortedError:
         self.close_connection = True
         return

@@ -13,7 +13,7 @@ import small_policy
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
-from anysearch_jax.planning import collectives, compilation, plan, targets
+from anysearch_jax.planning import compilation, plan, targets, whole_step
 
 AXES = ("fsdp", "tensor")
 
@@ -95,17 +95,11 @@ def part(name="train step", *, total=0.0, **changes) -> compilation.Part:
   whole = compilation.Part(
     name=name,
     devices=4,
-    tokens=1000,
-    read=10**9,
     kinds=kinds,
     held=held,
     arguments=sum(kinds.values()),
     temporary=peak - sum(kinds.values()),
     peak=peak,
-    traffic={"all-gather": collectives.Traffic(3, 2e9)},
-    predicted=targets.Prediction(0.4, 0.1, 0.1, 0.5, 0.2),
-    flops=10**15,
-    replications=0,
   )
   return dataclasses.replace(whole, **changes)
 
@@ -119,6 +113,7 @@ def made(*parts: compilation.Part, config=CONFIG, **changes) -> plan.Plan:
     trained=8 * 10**9,
     parts=parts,
     assumptions=("This is assumed.",),
+    step=whole_step.Step({"decode": 2.0}, training=4.0, overlapped=False),
   )
   return dataclasses.replace(whole, **changes)
 

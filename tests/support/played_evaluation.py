@@ -9,6 +9,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.evaluation import harness
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
 
 
@@ -37,7 +38,10 @@ def jax_player(parts, config):
 
 def playing(config):
   return harness.Playing(
-    config.episode, config.engine.slots, config.watch.quiet_seconds
+    config.episode,
+    systems.of_episode(config.episode),
+    config.engine.slots,
+    config.watch.quiet_seconds,
   )
 
 

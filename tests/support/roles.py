@@ -1,9 +1,10 @@
-"""A controller and trainers as processes, restarted when they end."""
+"""The processes of a run and its servers, restarted when they end."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -15,10 +16,11 @@ from anysearch_jax.policy import hf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 900  # Seconds; on a busy machine a start takes a minute.
+# Exit codes of a process that lost another: its own, and JAX's.
+LOST = (75, -signal.SIGABRT)
 # Seconds for trainers to leave that lost one of them; those that still connect
 # would wait longer, and get a signal.
 _LEAVING = 30
-CONTROLLER = "controller"
 CONFIG = """
 from anysearch_jax import config as c
 
@@ -67,7 +69,6 @@ class Roles:
   def __init__(self, root, output, *arguments, trainers=2, servers=None):
     self._root, self.output, self._arguments = root, output, arguments
     self._count, self.servers = trainers, servers or {}
-    self._url = f"http://127.0.0.1:{waits.free_port()}"
     self.running: dict[str, subprocess.Popen] = {}
     self.ended: dict[str, int] = {}
     self.kills = 0
@@ -79,12 +80,9 @@ class Roles:
     out = [
       *(sys.executable, "-m", "anysearch_jax.launch.train", "--threads=1"),
       *(f"--config={self._root / 'config.py'}", f"--output={self.output}"),
-      *(f"--cache={self._root / 'cache'}", f"--controller={self._url}"),
-      *(f"--config.mesh.data={self._count}", *self._arguments),
+      *(f"--cache={self._root / 'cache'}", *self._arguments),
+      f"--config.mesh.data={self._count}",
     ]
-    if name == CONTROLLER:
-      return [*out, "--role=controller"]
-    out += ["--role=trainer"]
     if self._count > 1:
       out += [f"--coordinator={self._address}", f"--processes={self._count}"]
       out += [f"--process={name}", "--heartbeat=20"]
@@ -115,7 +113,9 @@ class Roles:
     for name, process in list(self.running.items()):
       if (code := process.poll()) is not None:
         del self.running[name]
-        assert code in (0, 75, -9), self.log(name).read_text()[-3000:]
+        assert code in (0, -signal.SIGKILL, *LOST), self.log(name).read_text()[
+          -3000:
+        ]
         if name in self.servers:
           self.start(name)
           continue
@@ -126,14 +126,11 @@ class Roles:
     if len(here) < self._count and time.monotonic() - self._lost_at > _LEAVING:
       for name in here:
         self.running[name].kill()
-    if not any(name in self.running for name in trainers):
-      if all(self.ended[name] == 0 for name in trainers):
-        if CONTROLLER not in self.running:
-          return True
-      else:
-        self.start_trainers()
-    if CONTROLLER not in self.running and self.ended[CONTROLLER]:
-      self.start(CONTROLLER)
+    if any(name in self.running for name in trainers):
+      return False
+    if all(self.ended[name] == 0 for name in trainers):
+      return True
+    self.start_trainers()
     return False
 
   def wait(self, what=lambda: False) -> None:
@@ -157,7 +154,7 @@ class Roles:
 
   def __enter__(self) -> Roles:
     self.start_trainers()
-    self.start(*self.servers, CONTROLLER)
+    self.start(*self.servers)
     return self
 
   def __exit__(self, *unused) -> None:

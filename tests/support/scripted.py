@@ -19,6 +19,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver
 
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
@@ -155,7 +156,9 @@ def play(
 ) -> types.Trajectory:
   """Plays one episode to its end; `changes` are those of `run_episode`."""
   codec = changes.pop("codec", CODEC)
-  parts = driver.EpisodeParts(engine, retriever, config, codec)
+  environment = changes.pop("environment", None)
+  environment = environment or systems.of_episode(config)
+  parts = driver.EpisodeParts(engine, retriever, config, codec, environment)
   address = types.Address(0, place, 0)
   values = {"budget": budget, "scaffold": False, "address": address} | changes
   return loop.run(driver.run_episode(question, parts, **values))

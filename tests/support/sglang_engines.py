@@ -15,8 +15,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.policy import hf, lora
-from anysearch_jax.rollout.sglang import engine as sglang
-from anysearch_jax.rollout.sglang import server as sglang_server
+from anysearch_jax.rollout.servers import engine as servers_engine
+from anysearch_jax.rollout.servers import server as server_lib
+from anysearch_jax.rollout.servers import sglang
 
 PROMPT = fake_sglang.ids("a", "b", "c", "a", "b")
 SPACE = fake_sglang.ids(" ")[0]
@@ -48,8 +49,9 @@ def connect(
   *, sampling=None, start=None, async_level=0, records=False, **config
 ):
   """Returns an engine with at most two tries and short timeouts."""
-  return sglang.SglangEngine(
+  return servers_engine.ServersEngine(
     start or policy(),
+    dialect=sglang.SglangServer,
     async_level=async_level,
     records=records,
     config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
@@ -60,7 +62,7 @@ def connect(
 @pytest.fixture
 def serve(monkeypatch):
   """Starts fake servers and an engine over them; stops both at the end."""
-  monkeypatch.setattr(sglang_server, "_FIRST_PAUSE", 0.001)
+  monkeypatch.setattr(server_lib, "_FIRST_PAUSE", 0.001)
   servers, engines = [], []
 
   def start(

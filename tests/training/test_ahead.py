@@ -6,10 +6,12 @@ The engine and the learner are scripted, see `scripted_runs`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
 import traceback
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import scripted_runs as runs
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
+from anysearch_jax.host import processes
 from anysearch_jax.training import (
   checkpoint,
   health,
@@ -231,7 +234,58 @@ def test_waiting_for_a_rollout_ends_if_the_sampler_thread_dies():
   )
   with pytest.raises(RuntimeError, match="rollout 0"):
     ahead.fill(0, dict)
-    ahead.take()  # Its thread was never started.
+    ahead.wait()  # Its thread was never started.
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, types.EngineError])
+def test_a_bug_is_raised_between_steps_and_an_outage_later(error):
+  """Of what came before an outage, all is kept."""
+
+  class Sampler:
+    def sample(self, rollout):
+      if rollout == 1:
+        raise error
+      return "sampled"
+
+    def stop(self):
+      pass
+
+  clock = timeline.Timeline(time.monotonic)
+  ahead = pipeline.Pipeline(
+    Sampler(), first=0, rollouts=3, level=2, timeline=clock
+  )
+  is_bug = error is ZeroDivisionError
+  with ahead:
+    ahead.fill(0, dict)
+    ahead._thread.join(30)
+    with pytest.raises(error) if is_bug else contextlib.nullcontext():
+      ahead.check()
+    with pytest.raises(error) if is_bug else contextlib.nullcontext():
+      assert ahead.sampled_before(1) == ["sampled"]
+    assert ahead.wait() and ahead.take() == "sampled"
+    with pytest.raises(error):
+      ahead.wait()
+
+
+def test_a_process_without_a_sampler_follows(monkeypatch):
+  """It takes the weights' turns, and no rollout."""
+  monkeypatch.setattr(processes, "on_main", lambda make: 2)  # As told.
+  clock = timeline.Timeline(time.monotonic)
+  ahead = pipeline.Pipeline(None, first=1, rollouts=5, level=1, timeline=clock)
+  gather = mock.Mock()
+  begun, gathers = [], []
+  for version in (1, 2, 3, 4):
+    ahead.fill(version, gather, begun.append)
+    gathers.append(gather.call_count)
+  # Rollout 1 was stored, and the last version samples nothing.
+  assert (gathers, begun) == ([1, 2, 3, 3], [2, 3, 4])
+  rounds = [[[False, False], [False, False]], [[True, False], [False, True]]]
+  monkeypatch.setattr(processes, "all_gather", lambda make: rounds.pop(0))
+  assert ahead.wait() and ahead.take() is None
+  rounds.append([[False, False], [False, True]])
+  assert not ahead.wait(lambda: True)
+  with ahead:
+    assert not ahead._thread.is_alive()
 
 
 def test_stragglers_are_cancelled_and_their_questions_consumed(

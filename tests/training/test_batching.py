@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 
 import chex
@@ -194,7 +193,7 @@ def test_short_sequences_fill_the_free_space_of_long_rows():
   [(2000, 0.2), (2560, 0.3), (2816, 0.2), (3000, 0.4), (3600, 0.3)],
 )
 def test_rows_of_trajectories_are_almost_full(mean, spread):
-  """First-fit decreasing leaves up to 8 % of these free."""
+  """The longest first, each in the fullest row: up to 8 % stay free."""
   rng = np.random.default_rng(0)
   sizes = np.clip(rng.normal(mean, spread * mean, 512), 300, 8192).astype(int)
   config = dataclasses.replace(
@@ -205,30 +204,7 @@ def test_rows_of_trajectories_are_almost_full(mean, spread):
     max_segments=16,
   )
   (used,) = batching.micro_batches(sizes.tolist(), config=config)
-  assert 0.97 < sizes.sum() / (used * 16384) <= 1
-
-
-@hypothesis.given(
-  st.lists(st.integers(1, 12), max_size=8),
-  st.integers(0, 30),
-  st.integers(0, 5),
-  st.integers(0, 6),
-)
-def test_a_row_is_filled_by_the_fewest_sequences_that_suffice(
-  sizes, room, most, enough
-):
-  sizes = sorted(sizes)
-  places = batching._chosen(range(len(sizes)), sizes, room, most, enough)
-  fill = sum(sizes[i] for i in set(places))
-  assert len(places) == len(set(places)) <= most and fill <= room
-  sums = [
-    max((x for x in map(sum, combinations) if x <= room), default=0)
-    for combinations in (
-      itertools.combinations(sizes, k) for k in range(1, most + 1)
-    )
-  ]
-  suffice = (x for x in sums if room - x <= enough)
-  assert fill == next(suffice, max(sums, default=0))
+  assert 0.91 < sizes.sum() / (used * 16384) <= 1
 
 
 def test_what_does_not_fit_is_refused():

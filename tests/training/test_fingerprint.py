@@ -17,6 +17,7 @@ import waits
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import sharding
 from anysearch_jax.rollout import episode
 from anysearch_jax.rollout.jax_engine import engine as engine_lib
@@ -172,7 +173,7 @@ def _of_servers(engine, policy):
     types.Question("q", "abc", ("a",)),
     budget=5,
     scaffold=True,
-    config=config_lib.EpisodeConfig(prompts="world", max_context=60),
+    environment=systems.environment("world"),
     codec=policy.tokenizer,
   )
   ids = np.asarray(prompt, np.int32)
@@ -192,7 +193,7 @@ def test_a_server_with_wrong_weights_is_put_aside(serve, caplog):
   # The servers have them in bfloat16.
   assert all(0 < mean < 0.02 for mean, _ in prints.check(0).values())
   servers[1].policy = wrong = policy._replace(params=_other(policy.params))
-  engine._fleet._members.all[0].missed = 1  # Of one list of a gateway.
+  engine._fleet.members[0].missed = 1  # Of one list of a gateway.
   gaps = [mean for mean, _ in prints.check(1).values()]
   assert gaps[0] < 0.1 < gaps[1]
   said = f"{servers[1].url} was up and is down; 1 of 2 are up: it is put aside"

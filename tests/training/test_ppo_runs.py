@@ -14,9 +14,9 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax.launch import flags as flags_lib
 from anysearch_jax.launch import parts as parts_lib
-from anysearch_jax.planning import compilation, flops, programs
+from anysearch_jax.planning import compilation, programs
 from anysearch_jax.policy import hf
-from anysearch_jax.training import learner, loop, throughput
+from anysearch_jax.training import learner, loop
 
 A, CONFIG, PPO = bandit.A, bandit.CONFIG, bandit.PPO
 
@@ -52,23 +52,12 @@ def test_a_plan_includes_the_critic_and_its_pass():
     small_run.CONFIG, objective=PPO, mesh=config_lib.MeshConfig(fsdp=2)
   )
   a = dataclasses.replace(A, tied=False)
-  found = programs.programs(
-    config, a, devices=jax.devices(), micro_batches=1, segment=128
-  )
+  found = programs.programs(config, a, devices=jax.devices())
   step, values = found[:2]
   assert (step.name, values.name) == ("train step", "value pass")
   kinds = compilation.kinds(step)
   # The policy without its head, sharded by fsdp, and a head of 16 numbers.
   assert kinds["critic"] == kinds["masters"] - 4 * 8 * 16 // 2 + 4 * 16
-  tokens = step.tokens
-  # All attention scores are computed, also masked ones.
-  work = throughput.Work(tokens, tokens, tokens, pairs=tokens * 128)
-  counted = sum(
-    flops.count(p.fn.trace(*p.args).jaxpr, **p.loops) for p in found[:2]
-  )
-  # The backward pass computes the head's logits again.
-  again = 2 * tokens * 8 * 16
-  assert counted == throughput.model_flops(a, work, critic=True) + again
 
 
 SMALL = dataclasses.replace(

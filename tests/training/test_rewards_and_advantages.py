@@ -158,7 +158,7 @@ def test_rewards_are_recorded_with_their_trajectories(groups):
 def test_a_method_without_a_format_check_has_no_format_metric(groups):
   scored = score(
     groups,
-    method=config_lib.MethodConfig(name="otc"),
+    method=config_lib.MethodConfig(name="search_r1"),
     episode=config_lib.EpisodeConfig(prompts="bats_world"),
   )
   assert "reward/format" not in rewards_and_advantages.metrics(scored)
@@ -180,7 +180,9 @@ def measuring(made, measure, deadline=5.0):
   )
 
 
-OTC = config_lib.ExperimentConfig(method=config_lib.MethodConfig("otc"))
+SEARCH_R1 = config_lib.ExperimentConfig(
+  method=config_lib.MethodConfig("search_r1")
+)
 
 
 def measured(measure, run=asyncio.run, **kwargs):
@@ -199,7 +201,7 @@ def measured(measure, run=asyncio.run, **kwargs):
     ],
     np.array([1, 1], np.int32),
     samples=2,
-    method=measuring(systems.trained(OTC), measure, **kwargs),
+    method=measuring(systems.trained(SEARCH_R1), measure, **kwargs),
     objective=OBJECTIVE,
     run=run,
   )
@@ -276,7 +278,7 @@ def test_only_the_first_process_asks(monkeypatch):
     rewards_and_advantages.processes, "on_main", lambda make: told
   )
   values, reasons = rewards_and_advantages.measure(
-    measuring(systems.trained(OTC), measure),
+    measuring(systems.trained(SEARCH_R1), measure),
     {(0, g): of_authors(0, g, [PROMPT, MODEL]) for g in (0, 1)},
   )
   assert values == {(0, 0): {"kind": 1.0}}

@@ -143,10 +143,15 @@ def test_configurations_that_can_run_are_accepted(values):
   validation.validate(changed(values))
 
 
-def test_several_processes_cannot_sample_ahead():
-  with pytest.raises(ValueError, match="found 1 in 2 processes, expected 0"):
-    validation.validate(runs.at_level(1), processes=2)
+def test_several_processes_sample_ahead_by_servers_only():
+  ahead = runs.at_level(1)
+  with pytest.raises(ValueError, match="found 1 in 2 processes with engine.k"):
+    validation.validate(ahead, processes=2)
   validation.validate(runs.at_level(0), processes=2)
+  served = {"kind": "sglang"}, {"urls": ("http://127.0.0.1:1",)}
+  validation.validate(
+    config_lib.changed(ahead, engine=served[0], sglang=served[1]), processes=2
+  )
 
 
 @pytest.mark.parametrize(

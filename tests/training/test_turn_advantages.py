@@ -224,38 +224,3 @@ def test_rewards_of_searches_are_added():
   # Both turns of both have the group's advantage, and the search +-.5 more.
   np.testing.assert_allclose(added[0, 0], [0.5, 0])
   np.testing.assert_allclose(added[0, 1], [-0.5, 0])
-
-
-def test_budget_relative_advantages_equal_their_equation():
-  rng, given = np.random.default_rng(3), {}
-  words = {0: "no", 0.5: "tol a x x", 1: "tol"}  # F1 of 1/2: 2 (1/3) / (4/3).
-  drawn = {}
-  for q, g in itertools.product(range(3), range(4)):
-    made = int(rng.integers(0, 6))
-    scores = rng.choice(list(words), made + 1)
-    said = [words[x] for x in scores]
-    drawn[q, g] = [*scores[: max(made - 1, 0)], *[scores[-1]] * 5][:5]
-    given[q, g] = of_authors(
-      q,
-      g,
-      [PROMPT, MODEL],
-      budget=5,
-      searches=made,
-      spans=(types.Span(MODEL, f"<answer>{said[-1]}</answer>"),),
-      observations=tuple(
-        types.Observation("search", "x", 0, answer=x) for x in said[:-1]
-      ),
-    )
-  config = dataclasses.replace(TURNS, baseline="budget")
-  whole = rng.normal(size=(3, 4))
-  found = turn_advantages.of_turns(given, whole, whole, {}, config=config)
-  for (q, g), values in found.items():
-    made = given[q, g].searches
-    for t, value in enumerate(values):
-      s = min(t, max(made - 1, 0))
-      returns = [sum(drawn[q, j][s:]) / 5 for j in range(4)]
-      before = [2.0**b * drawn[q, g][b] for b in range(s)]
-      v1 = sum(before) / max(2**s - 1, 1) * (5 - s) / 5
-      baseline = (s * v1 + (5 - s) * sum(returns) / 4) / 5
-      expected = returns[g] - baseline - whole[q, g]
-      assert value == pytest.approx(expected, abs=1e-6)

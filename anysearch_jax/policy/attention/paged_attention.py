@@ -15,23 +15,21 @@ from typing import Any
 import chex
 import jax
 import jax.numpy as jnp
-from absl import logging
 
 from anysearch_jax.policy.attention import masks
 from anysearch_jax.policy.attention import pages as pages_lib
 
 # Scores that `_xla` has in memory at a time: 16 MiB.
 _SCORES = 1 << 22
-IMPLEMENTATIONS = ("xla", "triton", "mosaic", "tpu")
+IMPLEMENTATIONS = ("xla", "mosaic", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Paged:
   """How cached attention is computed, and on which mesh.
 
-  implementation: one of `IMPLEMENTATIONS`. `mosaic` is for Hopper GPUs,
-    `triton` for all of NVIDIA's; `tpu`, for TPUs, is one kernel for one token
-    per row and another for several.
+  implementation: one of `IMPLEMENTATIONS`. `mosaic` is for Hopper GPUs; `tpu`,
+    for TPUs, is one kernel for one token per row and another for several.
   block: limit on the tokens whose scores XLA has in memory at a time.
   mesh: rows and pages are sharded over `data`, heads over `tensor`. Each data
     shard has its own pages, and its table counts them from 0. None means one
@@ -118,10 +116,6 @@ class Paged:
       from anysearch_jax.policy.attention import mosaic_attention
 
       return mosaic_attention.attend
-    if self.implementation == "triton":
-      from anysearch_jax.policy.attention import triton_attention
-
-      return triton_attention.attend
     if self.implementation == "tpu" and tokens > 1:
       from anysearch_jax.policy.attention import tpu_attention
 
@@ -176,41 +170,25 @@ def choose(
   able = ["xla"]
   if platform in ("gpu", "cuda"):
     version = float(capability or 0)
-    # Triton needs block sizes that are powers of two, and matrix products with
-    # dimensions of at least 16. Before Hopper a thread's registers or the
-    # shared memory have no room for pages of 128 tokens.
-    sizes = (16, 32, 64) if version < 9 else (16, 32, 64, 128)
-    if half and head_dim in (64, 128, 256) and page in sizes:
-      able.append("triton")
-      # Blackwell has other matrix products (tcgen05) than Hopper (wgmma).
-      plain = stored is None or jnp.dtype(stored) == jnp.dtype(dtype)
-      fits = plain or implementation == "mosaic"  # Which is refused below.
-      if 9 <= version < 10 and fits and head_dim <= 128:
-        able.append("mosaic")
+    # Blackwell has other matrix products (tcgen05) than Hopper (wgmma).
+    plain = stored is None or jnp.dtype(stored) == jnp.dtype(dtype)
+    fits = plain or implementation == "mosaic"  # Which is refused below.
+    sized = head_dim in (64, 128) and page in (16, 32, 64, 128)
+    if half and sized and fits and 9 <= version < 10:
+      able.append("mosaic")
   elif platform == "tpu" and half and head_dim % 128 == 0 and page % 16 == 0:
     # The compiler stores narrower heads with tokens in the last axis, and would
     # lay out the whole pool anew for a kernel.
     able.append("tpu")
   if implementation == "auto":
     implementation = able[-1]
-    if implementation == "triton":
-      logging.log_first_n(
-        logging.INFO,
-        "Attention over pages is Triton's kernel: Mosaic's is for Hopper GPUs, "
-        "bfloat16 pages and heads up to 128; found compute capability %s, %s "
-        "pages and heads of %d. JAX will remove this backend of Pallas.",
-        1,
-        *(capability, stored or dtype, head_dim),
-      )
   if implementation not in able:
     raise ValueError(
       f"engine.attention: {implementation} does not run on {platform} with "
       f"head_dim {head_dim}, {jnp.dtype(dtype).name} and pages of {page}; "
       f"expected {' or '.join(able)}."
     )
-  # Triton converts float8 from Ada on; what is older ends the process.
-  reads = implementation == "triton" and float(capability or 8.9) >= 8.9
-  if stored not in (None, dtype) and not (reads or implementation == "xla"):
+  if stored not in (None, dtype) and implementation != "xla":
     raise ValueError(
       f"engine.kv_dtype: found float8, which the kernel {implementation} does "
       f"not read on {platform} {capability or 'devices'}; expected auto, or "

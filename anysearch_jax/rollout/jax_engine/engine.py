@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import pathlib
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -65,7 +64,6 @@ class JaxEngine:
     dtype: compute and cache type.
     mesh: of its parameters; kv heads are sharded over its `tensor` axis, rows
       and pages over `data`. None means one device.
-    stop: texts that end most turns, those of the environment that is played.
     records: whether turns have the experts that their tokens chose, if the
       policy has any.
 
@@ -75,9 +73,7 @@ class JaxEngine:
       turns), `discarded_tokens` (dropped because a context changed),
       `prefill_calls`, `decode_calls`, `preemptions`, `lanes_offered` and
       `lanes_used` (their ratio is the occupancy of decode calls; each lane
-      used samples one token and those of `accepted_tokens`),
-      `proposed_tokens` and `accepted_tokens` (guesses of lookahead that were
-      computed, and that were right).
+      used samples one token).
 
   Raises:
     ValueError: the shapes cannot work.
@@ -92,22 +88,20 @@ class JaxEngine:
     seed: int,
     dtype: Any = jnp.float32,
     mesh: jax.sharding.Mesh | None = None,
-    stop: tuple[str, ...] = protocol.STOPS,
     records: bool = False,
   ):
     mesh = sharding.mesh() if mesh is None else mesh
     self._shards = mesh.shape["data"]
     kv_memory.validate(config, shards=self._shards)
     self._tokenizer, self._a = policy.tokenizer, policy.architecture
-    self._mesh, self._dtype = mesh, dtype
-    # Beneath adapters; without these, `load_folder` reads all weights.
-    self._base = policy.params if policy.architecture.lora else {}
     self._config, self._version = config, 0
     # How many missing tokens of a turn a decode call may take.
     self._given = config.decode_steps if config.exact else 0
     self._sampling = sampling
     self._halting = turn_lib.Halting(
-      policy.tokenizer, vocab_size=policy.architecture.vocab_size, stop=stop
+      policy.tokenizer,
+      vocab_size=policy.architecture.vocab_size,
+      stop=protocol.STOPS,
     )
     self._device = kv_device.KvDevice(
       policy.params,
@@ -144,11 +138,6 @@ class JaxEngine:
     self._forget(f"version {version} is set")
     self._device.set_params(params)
     self._version = version
-
-  def load_folder(self, folder: pathlib.Path, version: int) -> None:
-    """Sets weights that `hf.save_weights` wrote; see `set_params`."""
-    of = {"base": self._base, "mesh": self._mesh, "dtype": self._dtype}
-    self.set_params(hf.load_weights(folder, self._a, **of), version)
 
   def free_cache(self) -> int:
     """Frees the KV cache, see `CachingEngine`."""
@@ -191,8 +180,8 @@ class JaxEngine:
     halts: np.ndarray,
   ) -> types.Generation:
     future = asyncio.get_running_loop().create_future()
-    context, width = list(request.token_ids), kv_store.window(self._config)
-    turn = turn_lib.Turn(request, future, context, sampling, halts, width)
+    context = list(request.token_ids)
+    turn = turn_lib.Turn(request, future, context, sampling, halts)
     self._queue.append(turn)
     self._news.set()
     if self._server is None or self._server.done():
@@ -437,18 +426,13 @@ class JaxEngine:
 
   def _land(self, flight: _Flight, decoded: kv_store.Decoded) -> None:
     """Hands out the tokens of a decode call."""
-    steps = decoded.counts - decoded.accepted  # Of each lane.
+    steps = decoded.counts  # Of each lane.
     self.counters.update(
       decode_calls=1,
       lanes_offered=flight.width * int(steps.max()),
       lanes_used=int(steps.sum()),
       sampled_tokens=int(decoded.counts.sum()),
     )
-    if self._config.lookahead:
-      self.counters.update(
-        proposed_tokens=int(decoded.guessed.sum()),
-        accepted_tokens=int(decoded.accepted.sum()),
-      )
     over = set()
     for lane, turn in flight.lanes.items():
       taken = turn.extend(decoded, lane)

@@ -482,12 +482,7 @@ def validate(config: config_lib.EngineConfig, *, shards: int = 1) -> None:
         f"engine: found {n} lanes for {shards} parts of the devices that "
         "sample; expected a multiple."
       )
-  if config.lookahead >= config.decode_steps:
-    raise ValueError(
-      f"engine.lookahead: found {config.lookahead}, expected less than the "
-      f"tokens of a decode call (engine.decode_steps {config.decode_steps})."
-    )
-  rows = sizes[-1] // shards * (1 + config.lookahead)
+  rows = sizes[-1] // shards
   if config.exact and (len(sizes) > 1 or rows % _EVEN):
     raise ValueError(
       f"engine.exact: found {len(sizes)} sizes of engine.lanes and steps of "

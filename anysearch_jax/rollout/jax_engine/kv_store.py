@@ -25,7 +25,7 @@ from anysearch_jax.policy.attention import (
   paged_attention,
 )
 from anysearch_jax.policy.attention import pages as pages_lib
-from anysearch_jax.rollout.jax_engine import kv_memory, lookahead
+from anysearch_jax.rollout.jax_engine import kv_memory
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.rollout.jax_engine.sampling import A
 
@@ -39,10 +39,10 @@ class Model:
   a: the architecture, without adapters. dtype: of activations and matrix
   products. stored: dtype of pages. paged: attention over pages. gathered:
   attention of decode over gathered rows; None if decode reads the pages too.
-  fused: see `serving.prepare`. mesh: of all arrays. guesses: tokens of each row
-  that a step of decode guesses. records: whether calls return the experts that
-  tokens choose. exact: whether pages are attended to token by token, so that a
-  token's result does not depend on the other tokens of its row in the call.
+  fused: see `serving.prepare`. mesh: of all arrays. records: whether calls
+  return the experts that tokens choose. exact: whether pages are attended to
+  token by token, so that a token's result does not depend on the other tokens
+  of its row in the call.
   pools: of pages, 2 if windowed layers have their own.
   """
 
@@ -53,7 +53,6 @@ class Model:
   gathered: gathered_attention.Gathered | None
   fused: bool
   mesh: jax.sharding.Mesh
-  guesses: int = 0
   records: bool = False
   exact: bool = False
   pools: int = 1
@@ -154,12 +153,10 @@ def make_model(
     dtype,
     stored,
     paged,
-    # Gathered rows take one token a step.
-    gathered if platform == "cpu" and not config.lookahead else None,
+    gathered if platform == "cpu" else None,
     # The GPU compiler would otherwise join the matrices in every decode step.
     fused=platform in ("gpu", "cuda"),
     mesh=mesh,
-    guesses=config.lookahead,
     records=records and bool(a.experts),
     exact=config.exact,
     pools=len(kv_memory.pages(config, a, shards=mesh.shape["data"])),
@@ -185,18 +182,17 @@ class Turns(NamedTuple, Generic[A]):
   """The rows of a decode call.
 
   table: as in `Chunks`, with room for the sampled tokens.
-  window: int `[R, W]`, each row's last W tokens, `lookahead.EMPTY` before its
-  first; the last token is not yet cached. starts: int `[R]`, number of tokens
-  cached in the row's pages. limits: int `[R]`, maximum number of tokens to
-  sample; 0 for padding rows. addresses: uint32 `[R, n]`, the turn's address.
-  sampled: int `[R]`, tokens of this turn sampled in earlier calls. stops:
-  uint32 `[R]`, the bit of `Draws.halts` that halts the row. given: int `[R,
-  steps]`, tokens that the row takes before it draws, then `lookahead.EMPTY`;
-  `sampled` then starts below 0. None if every token is drawn.
+  last: int `[R]`, each row's last token, which is not yet cached. starts: int
+  `[R]`, number of tokens cached in the row's pages. limits: int `[R]`, maximum
+  number of tokens to sample; 0 for padding rows. addresses: uint32 `[R, n]`,
+  the turn's address. sampled: int `[R]`, tokens of this turn sampled in
+  earlier calls. stops: uint32 `[R]`, the bit of `Draws.halts` that halts the
+  row. given: int `[R, steps]`, tokens that the row takes before it draws, then
+  -1; `sampled` then starts below 0. None if every token is drawn.
   """
 
   table: A
-  window: A
+  last: A
   starts: A
   limits: A
   addresses: A
@@ -221,16 +217,9 @@ class Decoded(NamedTuple):
   tokens: jax.Array  # int32 [R, steps]
   logps: jax.Array  # float32 [R, steps]
   counts: jax.Array  # int32 [R]
-  guessed: jax.Array  # int32 [R], guesses that the policy saw
-  accepted: jax.Array  # int32 [R], guesses that were right
   # [R, >= steps, L, K], ids that the call's first `counts[r]` inputs chose, as
   # in `experts.record`; None if the model does not record them.
   experts: jax.Array | None = None
-
-
-def window(config: config_lib.EngineConfig) -> int:
-  """Returns W of `Turns`: 1, or a whole context where tokens are guessed."""
-  return config.max_context if config.lookahead else 1
 
 
 def allocator(
@@ -384,7 +373,7 @@ class _Carry(NamedTuple):
   """What the decode loop changes."""
 
   step: jax.Array
-  window: jax.Array  # int [R, W], each row's last tokens
+  last: jax.Array  # int [R], each row's last token
   caches: tuple[Any, ...]  # of each layer: pages, or gathered rows
   done: jax.Array  # bool [R], rows that have halted
   found: Decoded
@@ -419,10 +408,6 @@ def decode(
     model: how the rows are computed.
     steps: columns of the result.
     restricted: see `sampling.sample`.
-
-  A step guesses tokens of each row (`lookahead`), and samples as many as it
-  guessed right, and one. Keys and values of wrong guesses remain in the row's
-  pages beyond its tokens, where nothing attends to them.
 
   Returns:
     The pages with the new tokens (all but each row's last), `rows` for the next
@@ -464,65 +449,55 @@ def decode(
     )
 
   draws_of_row = jax.vmap(draw, in_axes=(0, None, 0, None, 0))
-  # Experts of wrong guesses are overwritten by the next step.
   update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
   record: Any = jax.vmap(update)
 
   def step(carry: _Carry) -> _Carry:
-    i, window, caches, done, found = carry
+    i, last, caches, done, found = carry
     going = (~done).astype(jnp.int32)
-    guesses, known = lookahead.propose(window, model.guesses)
-    places = jnp.arange(1 + model.guesses)
     given = turns.given
     if given is not None:
-      at, empty = found.counts[:, None] + places, lookahead.EMPTY
-      given = jnp.take_along_axis(given, at, 1, mode="fill", fill_value=empty)
-      guesses = jnp.where(given[:, :-1] >= 0, given[:, :-1], guesses)
-      known |= given[:, 0] >= 0
-    # The last draw of a row is never an input: it needs no room in the pages.
-    room = jnp.minimum(limits - found.counts - 1, model.guesses)
-    guessed = jnp.where(done | ~known, 0, room)
+      at = found.counts[:, None]
+      given = jnp.take_along_axis(given, at, 1, mode="fill", fill_value=-1)
     hidden, caches, chosen = model.extend(
       params,
-      jnp.concatenate([window[:, -1:], guesses], axis=1),
+      last[:, None],
       turns.starts + found.counts,
-      going + guessed,
+      going,
       caches,
       attend,
     )
     drawn, logps = jax.vmap(draws_of_row)(
       decoder.logits(params, hidden),
       keys,
-      (turns.sampled + found.counts)[:, None] + places,
+      (turns.sampled + found.counts)[:, None],
       turns.settings,
       given,
     )
     halts = draws.halts[drawn] & turns.stops[:, None] != 0
     if given is not None:
       halts &= given < 0
-    new = going * lookahead.accepted(drawn, guesses, guessed, halts)
-    halted = jnp.any(halts & (places == new[:, None] - 1), axis=1)
+    here = (jnp.arange(steps) == found.counts[:, None]) & ~done[:, None]
+    counts = found.counts + going
     found = Decoded(
-      lookahead.put(found.tokens, drawn, found.counts, new),
-      lookahead.put(found.logps, logps, found.counts, new),
-      found.counts + new,
-      found.guessed + guessed,
-      found.accepted + new - going,
+      jnp.where(here, drawn, found.tokens),
+      jnp.where(here, logps, found.logps),
+      counts,
       None if chosen is None else record(found.experts, chosen, found.counts),
     )
-    done = done | halted | (found.counts >= limits)
-    window = lookahead.shifted(window, drawn, new)
-    return _Carry(i + 1, window, caches, done, found)
+    last = jnp.where(done, last, drawn[:, 0])
+    done = done | halts[:, 0] | (counts >= limits)
+    return _Carry(i + 1, last, caches, done, found)
 
   r = len(limits)
   tokens, zeros = jnp.zeros((r, steps), jnp.int32), jnp.zeros(r, jnp.int32)
   logps = jnp.zeros((r, steps), jnp.float32)
-  nothing = Decoded(tokens, logps, zeros, zeros, zeros)
+  nothing = Decoded(tokens, logps, zeros)
   if model.records:
     like = experts.record(model.a)
-    shape = (r, steps + 1 + model.guesses, *like.shape)
+    shape = (r, steps + 1, *like.shape)
     nothing = nothing._replace(experts=jnp.zeros(shape, like.dtype))
-  first = _Carry(jnp.int32(0), turns.window, caches, limits <= 0, nothing)
+  first = _Carry(jnp.int32(0), turns.last, caches, limits <= 0, nothing)
   last = jax.lax.while_loop(goes_on, step, first)
   if gathered is None:
     return last.caches, (), last.found

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import threading
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.rollout.jax_engine import kv_memory, kv_store, lookahead
+from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 _BITS = 32
@@ -80,6 +81,8 @@ class Halting:
     self._vocab_size = vocab_size
     self._stop = stop
     self._found = functools.lru_cache(_KNOWN)(self._find)
+    # The first turns of a run ask for the same set at once.
+    self._finding = threading.Lock()
     self._usual = self._find(stop)
     self._call: tuple[tuple[Stop, ...], np.ndarray] = ((), np.zeros(0))
 
@@ -95,7 +98,7 @@ class Halting:
       )
     if stop == self._stop:
       return self._usual
-    return await asyncio.to_thread(self._found, stop)
+    return await asyncio.to_thread(self._remembered, stop)
 
   def call(self, turns: Sequence[Turn]) -> tuple[np.ndarray, list[int]]:
     """Returns the halting tokens of a call, uint32 `[V]`, and each turn's bit.
@@ -113,6 +116,10 @@ class Halting:
     number = {stop: i % _BITS for i, stop in enumerate(sets)}
     return self._call[1], [1 << number[turn.request.stop] for turn in turns]
 
+  def _remembered(self, stop: Stop) -> np.ndarray:
+    with self._finding:
+      return self._found(stop)
+
   def _find(self, stop: Stop) -> np.ndarray:
     return halting_tokens(
       self._texts, stop, self._ends, vocab_size=self._vocab_size
@@ -124,7 +131,6 @@ class Turn:
   """A turn that waits or runs; sampled tokens are appended to `context`.
 
   sampling: how its tokens are drawn. halts: bool `[V]`, tokens that may end it.
-  width: W of `window`, its last tokens as `kv_store.Turns` has them.
   row: its episode's KV cache, while it runs. flying: whether a decode call in
   progress contains it. scored: log-probabilities of the tokens of its context
   that decode calls took; a turn that samples none ends with them.
@@ -135,15 +141,10 @@ class Turn:
   context: list[int]
   sampling: config_lib.SamplingConfig
   halts: np.ndarray
-  width: int = 1
   logps: list[float] = dataclasses.field(default_factory=list)
   row: kv_memory.Row = dataclasses.field(init=False, repr=False)
   flying: bool = False
-  window: np.ndarray = dataclasses.field(init=False, repr=False)
   scored: list[float] = dataclasses.field(default_factory=list, repr=False)
-
-  def __post_init__(self) -> None:
-    self.window = _window(self.context, self.width)
 
   @property
   def left(self) -> int:
@@ -166,7 +167,6 @@ class Turn:
     logps, drawn = decoded.logps[lane].tolist(), decoded.tokens[lane]
     sampled = drawn[known:count].tolist()
     self.context += sampled
-    self.window = np.append(self.window, drawn[known:count])[count - known :]
     self.scored[self.row.cached :] = logps[:known]
     self.logps += logps[known:count]
     self.row.cached += count
@@ -201,11 +201,6 @@ class Turn:
     return types.Generation(ids, logps, said or text, finish, versions)
 
 
-def _window(tokens: list[int], width: int) -> np.ndarray:
-  known = tokens[-width:]
-  return np.array([lookahead.EMPTY] * (width - len(known)) + known, np.int32)
-
-
 def decode_rows(
   table: np.ndarray,
   lanes: Mapping[int, Turn],
@@ -218,18 +213,16 @@ def decode_rows(
   `Halting.call`. A row takes at most `given` of its missing tokens; if that is
   0, no turn may miss any.
   """
-  starts, limits, sampled = np.zeros((3, len(table)), np.int32)
-  width = next(iter(lanes.values())).width
-  window = np.zeros((len(table), width), np.int32)
+  last, starts, limits, sampled = np.zeros((4, len(table)), np.int32)
   addresses = np.zeros((len(table), 5), np.uint32)
   stops = np.ones(len(table), np.uint32)
   stops[list(lanes)] = bits
   settings = [config_lib.SamplingConfig()] * len(table)
-  tokens = np.full((len(table), given), lookahead.EMPTY, np.int32)
+  tokens = np.full((len(table), given), -1, np.int32)
   for lane, turn in lanes.items():
-    window[lane], starts[lane] = turn.window, turn.row.cached
-    if missing := turn.missing:
-      window[lane] = _window(turn.context[:-missing], width)
+    missing, starts[lane] = turn.missing, turn.row.cached
+    last[lane] = turn.context[-1 - missing]
+    if missing:
       taken = turn.context[-missing:][:given]
       tokens[lane, : len(taken)] = taken
     limits[lane] = missing + turn.left
@@ -238,7 +231,7 @@ def decode_rows(
     a, number = turn.request.address, turn.request.turn
     addresses[lane] = a.rollout, a.question, a.attempt, a.sample, number
   return kv_store.Turns(
-    *(table, window, starts, limits, addresses, sampled, stops),
+    *(table, last, starts, limits, addresses, sampled, stops),
     sampling_lib.settings(settings),
     tokens if given else None,
   )

@@ -1,0 +1,281 @@
+"""Deltas of weights: what changed in a folder's safetensors since a version.
+
+An optimizer step changes few bfloat16 weights. So where servers do not share
+the trainer's RAM, a delta crosses the network. Beside the servers of a host,
+
+    python anysearch_jax/rollout/servers/delta.py SHARED
+
+keeps a copy of the weights in that host's RAM, patches it, and gives its folder
+the version's name, after which servers load it as any folder. It needs NumPy
+and the standard library only. SHARED is `sglang.weights`.
+
+A delta is a zip file with a checksum of itself at its end. For each chunk of a
+safetensors file, it has the distances between changed pairs of bytes and their
+XOR with the old ones, and a checksum of the result. What does not fit its base
+is refused, with the reason in a file beside it, and the whole folder is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import pathlib
+import shutil
+import sys
+import threading
+import time
+import zipfile
+
+import numpy as np
+
+# Where hosts have their copies, each under its version's name.
+COPIES = pathlib.Path("/dev/shm/anysearch-copies")
+DELTA = ".delta"
+REFUSED = ".refused"
+_COPYING = ".writing"  # As of `hf.appears_whole`.
+_LOOK_SECONDS = 0.2
+# Fast; level 9 takes ten times as long for a tenth of the bytes.
+_LEVEL = 1
+_CHUNK = 1 << 24  # Values, of which some arrays of 8 bytes each are in memory.
+_INDEX = "index.json"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
+  """Writes what makes the folder `old` equal to `new`; appears whole.
+
+  Their names are the versions'.
+
+  Args:
+    path: of the delta.
+    old: the folder that hosts have.
+    new: the folder that they get.
+
+  Raises:
+    ValueError: the folders do not have the same tensors.
+  """
+  headers = _headers(new)
+  if headers != _headers(old):
+    raise ValueError(
+      f"{new}: found other tensors than in {old}, expected the same names, "
+      "types and shapes."
+    )
+  beside = path.with_name(path.name + _COPYING)
+  with open(beside, "wb+") as file:
+    with zipfile.ZipFile(
+      file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL
+    ) as archive:
+      digests = {}
+      for name in headers:
+        before = _values(old / name)
+        after = _values(new / name)
+        for start in range(0, len(after), _CHUNK):
+          chunk = after[start : start + _CHUNK]
+          xor = before[start : start + _CHUNK] ^ chunk
+          places = np.flatnonzero(xor)
+          if not len(places):
+            continue
+          gaps = np.diff(places, prepend=-1).astype("<u4")
+          key = f"{name}/{start}"
+          archive.writestr(f"{key}/gaps", _planes(gaps))
+          archive.writestr(f"{key}/xor", _planes(xor[places]))
+          digests[key] = hashlib.sha256(chunk.data).hexdigest()
+      index = {"base": old.name, "sha256": digests}
+      archive.writestr(_INDEX, json.dumps(index))
+    file.seek(0)
+    file.write(hashlib.file_digest(file, "sha256").digest())
+  beside.rename(path)
+
+
+def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
+  """Makes the copy of a delta's base the version that the delta is named after.
+
+  Args:
+    path: of the delta.
+    copies: folder of the copies, each under its version's name.
+
+  Raises:
+    ValueError: the delta is damaged, its base is not there, or the result has
+      another checksum; the copy is then removed.
+  """
+  content = path.read_bytes()
+  body = content[:-_DIGEST_BYTES]
+  digest = content[-_DIGEST_BYTES:]
+  if hashlib.sha256(body).digest() != digest:
+    raise ValueError(f"{path}: found a damaged delta, expected a whole one.")
+  with zipfile.ZipFile(io.BytesIO(body)) as archive:
+    index = json.loads(archive.read(_INDEX))
+    base = copies / index["base"]
+    if not base.is_dir():
+      held = sorted(p.name for p in copies.iterdir() if p.is_dir())
+      raise ValueError(
+        f"{path}: is a delta of {index['base']!r}, found {held} in {copies}."
+      )
+    patched = copies / (path.stem + _COPYING)
+    shutil.rmtree(patched, ignore_errors=True)
+    base.rename(patched)  # A copy that is being patched is of no version.
+    for key, sha256 in index["sha256"].items():
+      name, start = key.split("/")
+      values = _values(patched / name, "r+")
+      chunk = values[int(start) : int(start) + _CHUNK]
+      gaps = _joined(archive.read(f"{key}/gaps"), np.dtype("<u4"))
+      places = np.cumsum(gaps, dtype=np.intp) - 1
+      chunk[places] ^= _joined(archive.read(f"{key}/xor"), chunk.dtype)
+      if hashlib.sha256(chunk.data).hexdigest() != sha256:
+        shutil.rmtree(patched)
+        raise ValueError(
+          f"{path}: {name} has another checksum than expected; the copy of "
+          f"{index['base']!r} was damaged and is removed."
+        )
+  patched.rename(copies / path.stem)
+
+
+def _planes(values: np.ndarray) -> bytes:
+  """Returns values as planes of bytes: the upper ones are mostly 0."""
+  return values.view(np.uint8).reshape(len(values), -1).T.tobytes()
+
+
+def _joined(planes: bytes, kind: np.dtype) -> np.ndarray:
+  """Returns the values of `_planes`."""
+  rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, -1)
+  return np.ascontiguousarray(rows.T).view(kind).ravel()
+
+
+def _headers(folder: pathlib.Path) -> dict[str, bytes]:
+  """Returns the headers of a folder's safetensors, by file name."""
+  headers = {}
+  for path in sorted(folder.glob("*.safetensors")):
+    with open(path, "rb") as file:
+      size = int.from_bytes(file.read(8), "little")
+      headers[path.name] = file.read(size)
+  return headers
+
+
+def _values(path: pathlib.Path, mode: str = "r") -> np.ndarray:
+  """Returns a whole file, mapped, as bytes or as pairs of them."""
+  kind = "u1" if path.stat().st_size % 2 else "<u2"
+  return np.memmap(path, kind, mode)  # type: ignore
+
+
+class Sender:
+  """Sends versions as deltas, or whole.
+
+  Args:
+    shared: folder that hosts see; gets deltas and whole versions.
+  """
+
+  def __init__(self, shared: pathlib.Path):
+    self._shared = shared
+    self._last: pathlib.Path | None = None
+    self._lock = threading.Lock()
+
+  def send(self, folder: pathlib.Path) -> pathlib.Path:
+    """Sends the version in a folder, which stays until the next one is sent.
+
+    Returns:
+      What hosts get: a delta of the last version, or the whole folder if there
+      is none.
+    """
+    last = self._last
+    self._last = folder
+    self._shared.mkdir(parents=True, exist_ok=True)
+    if last is None or not last.is_dir():
+      return self.whole(folder.name)
+    path = self._shared / (folder.name + DELTA)
+    write(path, last, folder)
+    return path
+
+  @property
+  def begins(self) -> bool:
+    """Whether the next version is the first, which is sent whole."""
+    return self._last is None
+
+  def whole(self, name: str) -> pathlib.Path:
+    """Returns the shared folder of a version, written if it is not.
+
+    Raises FileNotFoundError if it is not the last version that was sent.
+    """
+    with self._lock:
+      if self._last is None or self._last.name != name:
+        raise FileNotFoundError(f"{name}: a newer version was sent.")
+      path = self._shared / name
+      if not path.is_dir():
+        _copy(self._last, path)
+      return path
+
+  def refusal(self) -> str:
+    """Returns why hosts refused the last version, "" if none did."""
+    if self._last is None:
+      return ""
+    path = self._shared / (self._last.name + REFUSED)
+    return path.read_text() if path.is_file() else ""
+
+
+def follow(shared: pathlib.Path, copies: pathlib.Path) -> None:
+  """Brings the copy of this host to the newest version in `shared`, once.
+
+  A whole version replaces the copy; a delta changes it. A delta that does not
+  fit gets a file beside it that says why.
+  """
+  copies.mkdir(parents=True, exist_ok=True)
+  sent = [
+    path
+    for path in shared.glob("anysearch-weights-*/*")
+    if path.suffix == DELTA or (path / "config.json").is_file()
+    if path.suffix != _COPYING
+  ]
+  if not sent:
+    return
+  path = max(sent, key=lambda path: path.stat().st_mtime_ns)
+  version = path.stem if path.suffix == DELTA else path.name
+  if (copies / version).is_dir():
+    return
+  if path.suffix != DELTA:
+    for old in copies.iterdir():
+      if old.is_dir():
+        shutil.rmtree(old)
+    _copy(path, copies / version)
+  elif not path.with_suffix(REFUSED).exists():
+    try:
+      apply(path, copies)
+    except ValueError as error:
+      print(error, file=sys.stderr, flush=True)
+      beside = path.with_suffix(REFUSED + _COPYING)
+      beside.write_text(str(error))
+      beside.rename(path.with_suffix(REFUSED))
+
+
+def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
+  """Copies a folder, which appears whole."""
+  beside = target.with_name(target.name + _COPYING)
+  shutil.rmtree(beside, ignore_errors=True)
+  shutil.copytree(source, beside)
+  os.utime(beside)  # The newest version is the one that appeared last.
+  beside.rename(target)
+
+
+def main(shared: str, copies: str = str(COPIES)) -> None:
+  """Follows versions until the process that started this one has ended."""
+  folder = pathlib.Path(copies)
+  parent = os.getppid()
+  is_holder = False
+  folder.mkdir(parents=True, exist_ok=True)
+  with open(folder / "lock", "w") as lock:  # Of several servers of a host.
+    while os.getppid() == parent:
+      with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_holder = True
+      if is_holder:
+        try:
+          follow(pathlib.Path(shared), folder)
+        except OSError as error:  # It was removed meanwhile, or RAM is full.
+          print(error, file=sys.stderr, flush=True)
+      time.sleep(_LOOK_SECONDS)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

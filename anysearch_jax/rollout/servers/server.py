@@ -1,0 +1,650 @@
+"""One server over HTTP, in whatever dialect its engine speaks.
+
+`Server` has what all engines need: requests with deadlines and retries, the
+order in which weights are loaded, and how memory is lent. A dialect is a
+subclass that says which routes and which JSON do it (`sglang`).
+
+A request that meets a broken connection or a busy server is sent again. That is
+safe: no part of an answer has been used. Every other failure is a
+`types.EngineError`.
+
+New weights are loaded through a folder of the Hugging Face format. Each server
+is paused, updated, resumed even after a failure, and then asked which weights
+it serves. With adapters, that folder is the base, and is loaded once. Only
+adapters follow, while turns run, and old ones are unloaded.
+
+A server on the trainer's GPU releases its memory while training. It would end
+itself over a release while it computes, a second release or resume, and turns
+without memory. So it is paused and emptied first, what may have been done is
+not asked again, and its weights are renamed: it says itself that it has none.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import (
+  AsyncIterator,
+  Callable,
+  Iterable,
+  Mapping,
+  Sequence,
+)
+from typing import Any, NamedTuple
+
+import httpx2
+import numpy as np
+import tenacity
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.host import http_calls, redaction
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.rollout.servers import weights as weights_lib
+
+Json = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+
+_BUSY = (429, 502, 503, 504)
+_UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
+_CONNECT_SECONDS = 10.0
+_CONTROL_SECONDS = 30.0
+_CLOSE_SECONDS = 5.0
+# How long a host may take to patch its copy, and between looks at it.
+_PATCH_SECONDS = 120.0
+_PATCH_POLL = 0.5
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+# Maximum characters quoted of a connection's error, and of a reply.
+_LONGEST_ERROR = 300
+_LONGEST_REPLY = 1000
+
+
+class UnansweredError(types.EngineError):
+  """A server gave no valid answer; another one may, or this one later."""
+
+
+class OtherWeightsError(types.EngineError):
+  """A reply comes from unknown weights, called `name`."""
+
+  def __init__(self, sentence: str, name: str):
+    super().__init__(sentence)
+    self.name = name
+
+
+class NotFiniteError(types.EngineError):
+  """A reply has a log-probability that is no finite number."""
+
+
+class _PassingError(Exception):
+  """A request met something that may be over when it is sent again."""
+
+
+class Turn(NamedTuple):
+  """A turn to sample.
+
+  seed: of its draws, where a server follows it. ends: ids of end-of-turn
+  tokens. architecture: of the policy. known_experts: of how many tokens of the
+  context the experts are known; None: they are not to be returned.
+  """
+
+  request: types.GenerateRequest
+  sampled: weights_lib.Sampled
+  sampling: config_lib.SamplingConfig
+  seed: int
+  ends: frozenset[int]
+  architecture: architecture_lib.Architecture
+  known_experts: int | None = None
+
+
+class Reply(NamedTuple):
+  """The tokens that a server sampled.
+
+  cached: number of prompt tokens that the server found in its KV cache.
+  reason: why the server ended the turn, in its words.
+  experts: `[T, L, K]` of the newest tokens but the last, if they are asked for.
+  """
+
+  ids: tuple[int, ...]
+  logps: tuple[float, ...]
+  versions: tuple[int, ...]
+  cached: int
+  reason: str
+  experts: np.ndarray | None = None
+
+
+class Server(abc.ABC):
+  """One server; its methods run in the event loop of the process.
+
+  Args:
+    url: address of the server.
+    client: an HTTP client without a read deadline.
+    config: gives `retries`, and `deadline` if it is below 30 seconds.
+    counters: counts `retries`.
+    secret: the key; it is removed from everything that is quoted.
+
+  Attributes:
+    kind: name of the engine, in messages.
+    info: what it says of itself, when it was last found ready.
+  """
+
+  kind: str
+
+  def __init__(
+    self,
+    url: str,
+    *,
+    client: httpx2.AsyncClient,
+    config: config_lib.SglangConfig,
+    counters: Counter[str],
+    secret: str = "",
+  ):
+    self._redact = redaction.Redactor(secret)
+    self.url = url.rstrip("/")
+    self._client = client
+    self._retries = config.retries
+    self._patience = min(_CONTROL_SECONDS, config.deadline)
+    self._counters = counters
+    self._lends = config.colocated
+    self.info: Json = {}
+
+  # The dialect. Each method raises types.EngineError if the server refuses or
+  # its answer is invalid, and UnansweredError if it does not answer.
+
+  @abc.abstractmethod
+  async def healthy(self) -> None:
+    """Checks that the server answers."""
+
+  @abc.abstractmethod
+  async def version(self, seconds: float = _CONTROL_SECONDS) -> str:
+    """Returns the name of the weights that the server reports in time."""
+
+  @abc.abstractmethod
+  async def describe(self) -> Json:
+    """Returns what the server says of itself."""
+
+  @abc.abstractmethod
+  def context(self) -> int:
+    """Returns the longest context in tokens by `info`, sampled ones included.
+
+    Raises EngineError if the server lacks something that the run needs.
+    """
+
+  @abc.abstractmethod
+  def check_records(self) -> None:
+    """Raises EngineError unless replies have the experts of all tokens."""
+
+  @abc.abstractmethod
+  def adapter_refusal(self, rank: int, targets: Sequence[str]) -> str:
+    """Returns why the server cannot load such adapters, by `info`, or ""."""
+
+  @abc.abstractmethod
+  async def pause(self, *, aborts: bool) -> None:
+    """Stops running requests: until `resume`, or for good if it `aborts`."""
+
+  @abc.abstractmethod
+  async def resume(self) -> None:
+    """Continues the requests; does nothing unless the server is paused."""
+
+  @abc.abstractmethod
+  async def update(self, weights: weights_lib.Weights) -> str:
+    """Loads the folder of weights; returns why it did not, or ""."""
+
+  @abc.abstractmethod
+  async def rename(self, name: str) -> None:
+    """Changes the name of the weights that the server serves."""
+
+  @abc.abstractmethod
+  async def flush_cache(self, seconds: float = 0.0) -> None:
+    """Empties the KV cache once no request runs, within these seconds."""
+
+  @abc.abstractmethod
+  async def release_memory(self) -> None:
+    """Releases weights and cache; never asked twice."""
+
+  @abc.abstractmethod
+  async def restore_memory(self, *, weights: bool, cache: bool) -> None:
+    """Allocates the memory of weights or cache again; never asked twice."""
+
+  @abc.abstractmethod
+  async def loaded_adapters(self) -> set[str]:
+    """Returns the names of the adapters that the server has loaded."""
+
+  @abc.abstractmethod
+  async def load_adapter(
+    self, adapter: weights_lib.Adapter, seconds: float
+  ) -> None:
+    """Loads an adapter, while turns run."""
+
+  @abc.abstractmethod
+  async def unload_adapter(self, name: str) -> None:
+    """Unloads an adapter after the requests that use it."""
+
+  @abc.abstractmethod
+  async def sample(
+    self, turn: Turn, versions: Callable[[], Mapping[str, int]]
+  ) -> Reply:
+    """Samples a turn, and returns what a trajectory needs of the reply.
+
+    There is no deadline here, nor in `score_once`: the caller sets one and
+    cancels, which closes the connection, on which the server aborts.
+
+    Args:
+      turn: what to sample.
+      versions: called after the reply; the policy versions of the weights that
+        may have sampled, by name, oldest first.
+
+    Raises:
+      OtherWeightsError: other weights sampled.
+      NotFiniteError: a log-probability is NaN or infinite.
+    """
+
+  @abc.abstractmethod
+  async def score_once(
+    self, token_ids: Sequence[int], sampled: weights_lib.Sampled
+  ) -> list[float]:
+    """Returns log-probabilities of all tokens but the first; see `score`."""
+
+  # What follows is the same for every engine.
+
+  async def ready(self) -> int:
+    """Checks that the server generates, and can lend memory if it is to.
+
+    Returns:
+      The longest context in tokens, sampled ones included.
+    """
+    if weights_lib.is_released(await self.version()):
+      await self.restore_memory(weights=True, cache=True)
+      await self.rename("resumed")
+    # A run that was killed while it loaded weights left the server paused.
+    await self.resume()
+    await self.healthy()
+    self.info = await self.describe()
+    return self.context()
+
+  async def lend(self, run: str, name: str) -> None:
+    """Releases the memory of weights and caches until `load`.
+
+    Args:
+      run: a part of the names of its weights.
+      name: of the weights that the server serves.
+
+    Raises:
+      UnansweredError: the server gave no answer, and may have released.
+      types.EngineError: it refused.
+    """
+    async with self._paused(aborts=True):
+      await self.flush_cache(self._patience)
+      await self.rename(weights_lib.released_name(run))
+    try:
+      await self.release_memory()
+    except types.EngineError as error:
+      if not isinstance(error, UnansweredError):  # It keeps its memory.
+        await self.rename(name)
+        await self.resume()
+      raise
+
+  @contextlib.asynccontextmanager
+  async def _paused(self, *, aborts: bool) -> AsyncIterator[None]:
+    """Pauses the server, and continues it if the block fails.
+
+    A server that stays paused would block all later requests and runs.
+    """
+    try:
+      await self.pause(aborts=aborts)
+      yield
+    except BaseException:
+      with contextlib.suppress(types.EngineError):
+        await self.resume()
+      raise
+
+  async def load(
+    self, weights: weights_lib.Weights, *, lent: bool = False
+  ) -> None:
+    """Loads weights and checks that the server serves them.
+
+    Args:
+      weights: with the adapters over them.
+      lent: whether the server gets its memory back, that of its cache after the
+        weights.
+
+    Raises:
+      UnansweredError: the server could not be reached, or was restarted.
+      types.EngineError: it did not load the weights.
+    """
+    if lent or not weights.adapters or await self.version() != weights.name:
+      await self._load_sent(weights, lent=lent)
+    if weights.adapters:
+      await self._load_adapters(weights, again=lent)
+
+  async def _load_sent(
+    self, weights: weights_lib.Weights, *, lent: bool
+  ) -> None:
+    """Loads weights as `_load_folder`, once their host has made the folder.
+
+    If it cannot by a delta, or not in time, it gets the whole folder.
+    """
+    if weights.sender is None:
+      await self._load_folder(weights, lent=lent)
+      return
+    now = asyncio.get_running_loop().time
+    deadline = now() + min(_PATCH_SECONDS, weights.deadline)
+    while True:
+      try:
+        await self._load_folder(weights, lent=False)
+        return
+      except UnansweredError:
+        raise
+      except types.EngineError as error:
+        is_late = now() > deadline
+        why = weights.sender.refusal() or (str(error) if is_late else "")
+      if why:
+        break
+      await asyncio.sleep(_PATCH_POLL)
+    _log.warning(
+      "%s gets the whole folder of weights %s, not their delta: %s",
+      self.url,
+      weights.name,
+      why,
+    )
+    whole = await asyncio.to_thread(weights.sender.whole, weights.path.name)
+    await self._load_folder(weights._replace(path=whole), lent=False)
+
+  async def _load_folder(
+    self, weights: weights_lib.Weights, *, lent: bool
+  ) -> None:
+    """Loads the folder of weights and checks that the server serves it."""
+    # Running requests wait and continue with the new weights.
+    async with self._paused(aborts=False):
+      if lent:
+        await self.restore_memory(weights=True, cache=False)
+      refusal = await self.update(weights)
+      if lent:
+        await self.restore_memory(weights=False, cache=True)
+      # This succeeds only if no request is running. Otherwise prefixes of the
+      # old weights remain until they are evicted, but are never matched again:
+      # requests contain the weights' name.
+      with contextlib.suppress(types.EngineError):
+        await self.flush_cache()
+    await self.resume()
+    name = await self.version()
+    if not refusal and name == weights.name:
+      return
+    error = self.error(
+      f"answered {refusal!r} to the update and serves {name!r}, expected "
+      f"{weights.name!r}."
+    )
+    # The server may have been restarted since.
+    raise error if refusal else UnansweredError(str(error))
+
+  async def missing_adapter(self, weights: weights_lib.Weights) -> str:
+    """Returns the name of an adapter that is not loaded, or ""."""
+    if not weights.adapters:
+      return ""
+    loaded = await self.loaded_adapters()
+    return next((a.name for a in weights.adapters if a.name not in loaded), "")
+
+  async def _load_adapters(
+    self, weights: weights_lib.Weights, *, again: bool
+  ) -> None:
+    """Loads adapters that are missing, or all, and unloads all others."""
+    loaded = await self.loaded_adapters()
+    wanted = {adapter.name for adapter in weights.adapters}
+
+    async def unload(names: Iterable[str]) -> None:
+      for name in names:
+        # What stays is unloaded later.
+        with contextlib.suppress(types.EngineError):
+          await self.unload_adapter(name)
+
+    if again:  # Their memory was released with that of the weights.
+      await unload(loaded)
+      loaded = set()
+    refusal = ""
+    for adapter in weights.adapters:
+      if adapter.name not in loaded:
+        try:
+          await self.load_adapter(adapter, weights.deadline)
+        except UnansweredError:
+          raise
+        except types.EngineError as error:
+          refusal = str(error)  # Or a repeated request: it is loaded already.
+    await unload(loaded - wanted)
+    if missing := await self.missing_adapter(weights):
+      raise self.error(f"does not have adapter {missing!r}. {refusal}")
+
+  async def score(
+    self,
+    token_ids: Sequence[int],
+    sampled: weights_lib.Sampled,
+    *,
+    deadline: float,
+  ) -> list[float]:
+    """Returns log-probabilities of all tokens but the first, at temperature 1.
+
+    Args:
+      token_ids: at least two.
+      sampled: what must have scored them.
+      deadline: seconds.
+
+    Raises:
+      weights.BaseServedError: they are those of the server's base although
+        the adapter changes it.
+      types.EngineError: the server is unavailable, or serves other weights.
+    """
+    try:
+      async with asyncio.timeout(deadline):
+        scores = await self.score_once(token_ids, sampled)
+        adapter = sampled.adapter
+        if not adapter or not await asyncio.to_thread(adapter.changes):
+          return scores
+        bare = sampled._replace(adapter=None)
+        base = await self.score_once(token_ids, bare)
+    except TimeoutError:
+      raise UnansweredError(
+        f"{self.url}: no scores within {deadline:g} seconds."
+      ) from None
+    if scores == base:
+      raise weights_lib.BaseServedError(
+        f"{self.url}: scores a prompt with adapter {adapter.name!r} exactly as "
+        "without it, expected other scores: it samples its base. Nothing that "
+        "it sampled in this rollout was trained on. Start the server again "
+        f"with {self.kind}'s own LoRA flags, then run the same command again."
+      )
+    return scores
+
+  async def get(self, path: str, seconds: float = _CONTROL_SECONDS) -> Json:
+    """Returns the object at this path; the deadline is short."""
+    seconds = min(seconds, self._patience)
+    return self._object(await self.ask("GET", path, deadline=seconds))
+
+  async def post(
+    self, path: str, body: Json, *, deadline: float | None = None
+  ) -> Json:
+    """Returns the object that answers `body`; the default deadline is short."""
+    answer = await self.ask("POST", path, lambda: body, deadline=deadline)
+    return self._object(answer)
+
+  async def ask(
+    self,
+    method: str,
+    path: str,
+    body: Callable[[], Json | None] = lambda: None,
+    *,
+    deadline: float | None = None,
+    repeat: bool = True,
+  ) -> httpx2.Response:
+    """Sends a request until the server accepts it, and returns its answer.
+
+    Args:
+      method: of HTTP.
+      path: after the server's address.
+      body: makes the JSON of each try.
+      deadline: seconds for all tries; None: few.
+      repeat: whether it may be sent again after a connection was there.
+
+    Raises:
+      UnansweredError: there was no answer in time, or in all tries.
+      types.EngineError: the server refused.
+    """
+    url = self.url + path
+    seconds = deadline or self._patience
+    tries = tenacity.AsyncRetrying(
+      stop=tenacity.stop_after_attempt(self._retries + 1),
+      wait=tenacity.wait_random_exponential(_FIRST_PAUSE, _LONGEST_PAUSE),
+      retry=tenacity.retry_if_exception_type(_PassingError),
+      before_sleep=lambda _: self._counters.update(retries=1),
+      reraise=True,
+    )
+    try:
+      async with asyncio.timeout(seconds):
+        return await tries(self._send, method, url, body, repeat)
+    except TimeoutError:
+      raise UnansweredError(
+        f"{url}: no answer within {seconds:g} seconds."
+      ) from None
+    except httpx2.HTTPError as error:
+      # No cause: it would reference the request, which contains the key.
+      quoted = self._redact.quote(str(error), _LONGEST_ERROR)
+      raise types.EngineError(f"{url}: {quoted}") from None
+    except _PassingError as error:
+      raise UnansweredError(
+        f"{url}: tried {tries.statistics['attempt_number']} times, the last "
+        f"met {error}. Is an {self.kind} server running there "
+        "(docs/rollouts.md)?"
+      ) from None
+
+  async def _send(
+    self,
+    method: str,
+    url: str,
+    body: Callable[[], Json | None],
+    repeat: bool,
+  ) -> httpx2.Response:
+    """Sends a request once; raises _PassingError if it may be sent again."""
+    try:
+      response = await self._client.request(method, url, json=body())
+    except httpx2.TransportError as error:
+      quoted = self._redact.quote(str(error), _LONGEST_ERROR)
+      text = f"{type(error).__name__}: {quoted}".rstrip(": ")
+      if repeat or isinstance(error, _UNSENT):
+        raise _PassingError(text) from None
+      raise UnansweredError(f"{url}: met {text}.") from None
+    if response.status_code == 200:
+      return response
+    reason = http_calls.message(response.content, self._redact)
+    text = f"HTTP {response.status_code}: {reason}"
+    if response.status_code not in _BUSY:
+      raise types.EngineError(f"{url}: {text}")
+    if repeat:
+      raise _PassingError(text)
+    raise UnansweredError(f"{url}: met {text}.")
+
+  def _object(self, response: httpx2.Response) -> Json:
+    """Returns the JSON object in a response."""
+    try:
+      value = json.loads(self._redact.scrub(response.content))
+    except (ValueError, RecursionError):
+      value = None
+    if not isinstance(value, dict):
+      raise types.EngineError(
+        f"{response.url}: found {self._redact.quote(response.content, 80)!r}, "
+        "expected a JSON object."
+      )
+    return value
+
+  def error(self, found: object) -> types.EngineError:
+    """Returns an error that quotes a reply of this server, without the key.
+
+    An error keeps its class if the run treats it in its own way.
+    """
+    text = f"{self.url}: {self._redact.quote(str(found), _LONGEST_REPLY)}"
+    if isinstance(found, OtherWeightsError):
+      return OtherWeightsError(text, found.name)
+    kind = NotFiniteError if isinstance(found, NotFiniteError) else None
+    return (kind or types.EngineError)(text)
+
+
+def pause_seconds(attempt: int) -> float:
+  """Returns seconds before the next check: exponential backoff."""
+  return min(_FIRST_PAUSE * 2 ** min(attempt, 99), _LONGEST_PAUSE)
+
+
+def connect(
+  dialect: type[Server],
+  config: config_lib.SglangConfig,
+  counters: Counter[str],
+) -> tuple[httpx2.AsyncClient, Callable[[str], Server]]:
+  """Returns a client, and a function that makes the server at an address.
+
+  Args:
+    dialect: of the servers.
+    config: addresses, deadlines, and the variable with their key.
+    counters: counts `retries`.
+
+  Raises:
+    ValueError: a url is missing or invalid, or the key is not set.
+  """
+  validate(config)
+  key = read_key(config)
+  client = httpx2.AsyncClient(
+    headers={"Authorization": f"Bearer {key}"} if key else {},
+    timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+    limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+    trust_env=False,  # Proxies are for the outside.
+  )
+
+  def make(url: str) -> Server:
+    return dialect(
+      url, client=client, config=config, counters=counters, secret=key
+    )
+
+  return client, make
+
+
+def validate(config: config_lib.SglangConfig) -> None:
+  """Raises ValueError for invalid addresses or an invalid variable name."""
+  addresses = {"sglang.urls": config.urls}
+  if config.gateway:
+    addresses["sglang.gateway"] = (config.gateway,)
+  if config.router:
+    addresses["sglang.router"] = (config.router,)
+  for name, urls in addresses.items():
+    wrong = [url for url in urls if not redaction.is_address(url)]
+    if wrong or not urls:
+      found = redaction.shown(wrong[0]) if wrong else "'none'"
+      raise ValueError(
+        f"{name}: found {found}, expected addresses such as "
+        "http://127.0.0.1:30000."
+      )
+  if config.deltas and (config.colocated or not config.weights):
+    raise ValueError(
+      "sglang.deltas: found it with sglang.weights "
+      f"{config.weights!r} and sglang.colocated {config.colocated}, expected "
+      "a folder that the servers' hosts see, and servers of their own."
+    )
+  if config.api_key_variable:
+    redaction.check_variable(config.api_key_variable, "sglang.api_key_variable")
+
+
+def read_key(config: config_lib.SglangConfig) -> str:
+  """Returns the servers' key, "" if they have none.
+
+  Raises:
+    ValueError: the variable is not set or has a value that cannot be sent; the
+      message does not show the value.
+  """
+  variable = config.api_key_variable
+  return variable and http_calls.secret_in(variable, "the servers' key")
+
+
+async def close(client: httpx2.AsyncClient) -> None:
+  """Closes all connections, which aborts what servers still generate."""
+  with contextlib.suppress(TimeoutError):
+    async with asyncio.timeout(_CLOSE_SECONDS):
+      await client.aclose()

@@ -1,1 +1,0 @@
-"""An engine that samples with SGLang servers over HTTP."""
