@@ -342,15 +342,15 @@ def validate(
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
     import jax
 
-    from anysearch_jax.training import validation
-
   # A reward function that is tried may compute; the GPUs are for the parts.
   jax.config.update("jax_platforms", "cpu")
   words, prefix = trainer.command, "--config."
   added = [w.removeprefix(prefix) for w in words if w.startswith(prefix)]
   resolved = launch_flags.override(config, added)
   many = [w for w in words if w.startswith("--processes=")]
-  validation.validate(
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  systems.validate(
     resolved,
     processes=int(many[-1].partition("=")[2]) if many else 1,
   )
