@@ -60,18 +60,18 @@ import anysearch_jax.environment.records as records
 import anysearch_jax.environment.tools as tools
 from anysearch_jax.methods.systems import WORDINGS as WORDINGS
 from anysearch_jax.methods.systems import wording_of as wording_of
-import anysearch_jax.methods.method as method
-from anysearch_jax.methods.method import Method as Method
+import anysearch_jax.algorithms.method as method
+from anysearch_jax.algorithms.method import Method as Method
 import anysearch_jax.methods.search_o1 as search_o1
 import anysearch_jax.methods.search_r1 as search_r1
 import anysearch_jax.methods.stepsearch as stepsearch
 from anysearch_jax.methods.systems import get as get_method
 from anysearch_jax.methods.systems import select as select_method
-from anysearch_jax.methods.method import fixed_budget as fixed_budget
+from anysearch_jax.algorithms.method import fixed_budget as fixed_budget
 import anysearch_jax.config.settings as settings
 import anysearch_jax.host.openai_endpoint as openai_endpoint
 import anysearch_jax.host.plugins as plugins
-from anysearch_jax.methods.method import Outcomes as Outcomes
+from anysearch_jax.algorithms.method import Outcomes as Outcomes
 
 # Episodes; `episode` plays one by hand.
 import anysearch_jax.rollout.episode as episode
@@ -101,7 +101,7 @@ import anysearch_jax.training.batching as batching
 import anysearch_jax.training.optimizers as optimizers
 import anysearch_jax.training.train_step as train_step
 from anysearch_jax.training.loop import Trainer as Trainer
-from anysearch_jax.training.validation import validate as validate
+from anysearch_jax.methods.systems import validate as validate
 
 # Asking a policy.
 from anysearch_jax.agent.agent import Agent as Agent
@@ -186,6 +186,7 @@ __all__ = [
   "stepsearch",
   "get_method",
   "select_method",
+  "trained_method",
   "fixed_budget",
   "settings",
   "openai_endpoint",

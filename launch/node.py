@@ -382,8 +382,6 @@ def validate(
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
     import jax
 
-    from anysearch_jax.training import validation
-
   # A reward function that is tried may compute; the GPUs are for the parts.
   jax.config.update("jax_platforms", "cpu")
   prefix, urls = "--config.", "http://node:30000"
@@ -393,7 +391,9 @@ def validate(
     if word.startswith(prefix)
   ]
   resolved = launch_flags.override(config, overrides)
-  validation.validate(resolved, processes=processes)
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  systems.validate(resolved, processes=processes)
   run_history.check(output, resolved, allow=allow_changes)
 
 

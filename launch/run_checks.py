@@ -23,13 +23,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.data import evidence, prepared
-from anysearch_jax.environment import protocol
-from anysearch_jax.host import loop, run_lock, turns
-from anysearch_jax.launch import jax_setup, parts, policies, retrievers
 from anysearch_jax.launch.findings import (
   Finding,
   Look,
@@ -38,6 +31,13 @@ from anysearch_jax.launch.findings import (
   size,
   warning,
 )
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import evidence, prepared
+from anysearch_jax.environment import protocol
+from anysearch_jax.host import loop, run_lock, turns
+from anysearch_jax.launch import jax_setup, parts, policies, retrievers
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
@@ -51,7 +51,7 @@ from anysearch_jax.rollout.servers import fleet as fleet_lib
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
-from anysearch_jax.training import placement, validation
+from anysearch_jax.training import placement
 
 _QUERIES = 10
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
@@ -113,7 +113,7 @@ class Checks:
 
   def configuration(self) -> Finding:
     """Checks that the configuration is valid."""
-    validation.validate(self.config)
+    systems.validate(self.config)
     return ok(f"{self.config.name} is one that can run")
 
   def policy(self) -> Finding:

@@ -17,9 +17,9 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.algorithms import method as method_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import processes
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder, hf, lora
 from anysearch_jax.rollout import engines, searching
 from anysearch_jax.rollout.jax_engine import engine as jax_engine
@@ -110,6 +110,7 @@ class Trainer:
 
   Args:
     config: the whole configuration; `validation.validate` has passed.
+    method: the system that is trained, with its environment.
     policy: as for `learner.Learner`.
     questions: the training stream, repeated when it ends. A
       `dataset_iterator.Stream` reshuffles them every epoch.
@@ -135,6 +136,7 @@ class Trainer:
     self,
     config: config_lib.ExperimentConfig,
     *,
+    method: method_lib.TrainedMethod,
     policy: hf.Policy,
     questions: Sequence[types.Question],
     retriever: types.Retriever | None,
@@ -147,6 +149,7 @@ class Trainer:
     hangs: Callable[[], None] = lambda: None,
   ):
     self._config = config
+    self._environment = method.environment
     self._hangs, self._longest = hangs, 0.0
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
@@ -191,6 +194,7 @@ class Trainer:
       self._sampler = sampler.Sampler(
         config,
         self._stream,
+        method=method,
         codec=policy.tokenizer,
         engine=engine,
         retriever=retriever,
@@ -213,7 +217,7 @@ class Trainer:
       self._policy.tokenizer,
       scaffold=scaffold,
       config=self._config,
-      environment=systems.of_episode(self._config.episode),
+      environment=self._environment,
     )
 
   def stop(self) -> None:

@@ -19,9 +19,8 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.algorithms import method as method_lib
 from anysearch_jax.host import disk, loop
-from anysearch_jax.methods import method as method_lib
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.training import collection, health, rewards_and_advantages
@@ -110,6 +109,7 @@ class Sampler:
     config: config_lib.ExperimentConfig,
     stream: collection.QuestionStream,
     *,
+    method: method_lib.TrainedMethod,
     codec: types.TextCodec,
     engine: types.TrainableEngine,
     retriever: types.Retriever,
@@ -118,8 +118,8 @@ class Sampler:
     self.state = initial(config)
     self._config, self._curriculum = config, config.curriculum
     self._engine, self._timeline = engine, timeline
-    self._method = systems.trained(config)
-    environment = self._method.environment
+    self._method = method
+    environment = method.environment
     parts = driver.EpisodeParts(
       engine, retriever, config.episode, codec, environment
     )
