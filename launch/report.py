@@ -19,6 +19,7 @@ searches of all rows against the budget, for light and dark backgrounds.
 
 Labels and folders may contain `=` and `+`: the longest suffix of an item that
 names existing folders is read as folders, and the text before it as the label.
+Of several folders none has a `+` in its name.
 """
 
 from __future__ import annotations

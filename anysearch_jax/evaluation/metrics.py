@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -195,85 +195,3 @@ def _area(
   heights = found.averages(("accuracy",), np.eye(len(caps), dtype=bool))
   (area,) = inference.rates(heights.combined(weights[None]))
   return area.estimate
-
-
-class Offer(NamedTuple):
-  """A row at a budget: an accuracy at a price.
-
-  An offer is `dominated` if another one is at least as accurate, costs no more,
-  and is strictly better in one of the two. The others are the Pareto front.
-  """
-
-  label: str
-  budget: int
-  accuracy: float
-  price: float
-  dominated: bool = False
-
-
-def pareto(
-  curves: Sequence[Curve], against: str = "searches"
-) -> tuple[Offer, ...]:
-  """Returns every row at every budget that has an accuracy and a price.
-
-  The curves are of the same episodes. `against`, the price, is a measure:
-  `searches`, `total_tokens` or `cost`. Offers are ordered by it, those of one
-  price by descending accuracy.
-  """
-  found = [
-    Offer(curve.label, budget, part.accuracy.value, price)
-    for curve in curves
-    for budget, part in curve.points.items()
-    for price in [getattr(part, against).value]
-    if part.accuracy.value is not None and price is not None
-  ]
-
-  def dominated(one: Offer) -> bool:
-    return any(
-      o.accuracy >= one.accuracy
-      and o.price <= one.price
-      and (o.accuracy, o.price) != (one.accuracy, one.price)
-      for o in found
-    )
-
-  found.sort(key=lambda offer: (offer.price, -offer.accuracy))
-  return tuple(one._replace(dominated=dominated(one)) for one in found)
-
-
-def search_shares(
-  table: columns.Columns,
-) -> dict[int, tuple[inference.Estimate, ...]]:
-  """Returns by budget the shares of episodes with 0, 1, ... searches."""
-  shares = {}
-  for budget, part in columns.by_budget(table.scored()).items():
-    made, n = range(budget + 1), len(part)
-    found = measures.ratios(
-      part, [part.searches == k for k in made], [np.ones(n) for _ in made]
-    )
-    rates = inference.rates(found, [n for _ in made])
-    shares[budget] = tuple(rate.estimate for rate in rates)
-  return shares
-
-
-def knowledge(
-  table: columns.Columns,
-) -> dict[str, tuple[inference.Estimate, int]]:
-  """Returns how often the first fact is searched, by the policy's memory of it.
-
-  There are a rate and its number of episodes for `known`, `unknown`, `stale`
-  and `gap` (unknown minus known), or none if no question lists its facts.
-  """
-  table = table.scored()
-  table = table.where(table.kind != columns.NONE)
-  if not len(table):
-    return {}
-  kinds = [table.kind == kind for kind in range(len(columns.KINDS))]
-  n = [int(kind.sum()) for kind in kinds]
-  found = measures.ratios(table, [table.asked * kind for kind in kinds], kinds)
-  rates = inference.rates(found, n)
-  # KINDS begins with known and unknown.
-  (gap,) = inference.effects(found.combined(np.array([[-1.0, 1.0, 0.0]])))
-  return {
-    kind: (rate.estimate, size)
-    for kind, rate, size in zip(columns.KINDS, rates, n, strict=True)
-  } | {"gap": (gap.estimate, n[0] + n[1])}

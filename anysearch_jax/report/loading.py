@@ -71,8 +71,9 @@ def named(
 ) -> tuple[str, tuple[pathlib.Path, ...]]:
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
-  Both may contain `=` and `+`, see `launch.report`; longer folder names are
-  preferred. The label is "" if there is none; with `labelled`, it is required.
+  Both may contain `=` and `+`, see `launch.report`; only a folder on its own
+  may have a `+` in its name. Longer folder names are preferred. The label is ""
+  if there is none; with `labelled`, it is required.
   Raises ValueError if the item does not name existing folders.
   """
   starts = [i + 1 for i, character in enumerate(item) if character == "="]
@@ -87,18 +88,14 @@ def named(
   )
 
 
-def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
-  """Reads existing folders joined by `+`; None if `text` is not that."""
-  text = text.strip()
-  ends = [i for i, character in enumerate(text) if character == "+"]
-  for end in [len(text), *reversed(ends)]:
-    head, rest = text[:end].strip(), text[end + 1 :]
-    if head and pathlib.Path(head).is_dir():
-      if end == len(text):
-        return (pathlib.Path(head),)
-      if (others := _folders(rest)) is not None:
-        return (pathlib.Path(head), *others)
-  return None
+def _folders(text: str) -> tuple[pathlib.Path, ...]:
+  """Reads one existing folder, or several joined by `+`; else nothing."""
+  whole = pathlib.Path(text.strip())
+  names = [text] if whole.is_dir() else text.split("+")
+  names = [name.strip() for name in names]
+  if not all(name and pathlib.Path(name).is_dir() for name in names):
+    return ()
+  return tuple(map(pathlib.Path, names))
 
 
 def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:

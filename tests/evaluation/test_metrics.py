@@ -1,4 +1,4 @@
-"""Measures, curves, surfaces, the Pareto front and costs, by hand."""
+"""Measures, curves, surfaces and costs, by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import study
 
 from anysearch_jax import budgets as budgets_lib
-from anysearch_jax.evaluation import columns, inference, measures, metrics
+from anysearch_jax.evaluation import columns, measures, metrics
 
 
 def _episodes(*changes):
@@ -73,32 +73,6 @@ def test_productivity_pools_searches_and_excludes_closed_book_answers():
   assert point_values.cell(found).accuracy == pytest.approx(2 / 3)
 
 
-def test_shares_of_the_searches_of_each_budget():
-  found = _episodes(
-    {"budget": 0, "searches": 0},
-    {"searches": 2},
-    {"searches": 0},
-    {"searches": 2},
-    {"searches": 1, "outcome": "failed"},
-  )
-  shares = metrics.search_shares(columns.of(found))
-  assert [share.value for share in shares[2]] == pytest.approx(
-    [1 / 3, 0, 2 / 3]
-  )
-  assert [share.value for share in shares[0]] == [1.0]
-
-
-def test_knowledge_of_a_policy_that_searches_what_it_lacks():
-  row = study.row("a", questions=80, thrift=0.1)
-  found = metrics.knowledge(row.columns)
-  rates = {name: rate for name, (rate, _) in found.items()}
-  assert rates["known"].value < 0.2 < 0.9 < rates["unknown"].value
-  assert rates["gap"].above()
-  assert found["stale"][1] > 0
-  plain = study.row("a", questions=3, plain=True)
-  assert metrics.knowledge(plain.columns) == {}
-
-
 def test_the_area_is_by_trapezoids_over_uneven_budgets():
   curve = study.row("a", questions=30, budgets=(0, 1, 5)).curve
   a, b, c = (p.accuracy.value for p in curve.points.values())
@@ -140,34 +114,6 @@ def test_average_needs_the_measure_in_every_dataset():
   assert average["tp"] == (None, None, None)
   assert average["accuracy"].value is not None
   assert measures.estimates([], ("tp",)) == {"tp": (None, None, None)}
-
-
-class _Point:
-  """A point with an accuracy, mean searches and no cost."""
-
-  def __init__(self, accuracy, searches):
-    self.accuracy = inference.Estimate(accuracy, None, None)
-    self.searches = inference.Estimate(searches, None, None)
-    self.cost = inference.NOTHING
-
-
-def test_pareto_front_by_hand():
-  ours, theirs = (
-    metrics.Curve(label, {b: _Point(*p) for b, p in points.items()}, None)
-    for label, points in (
-      ("a", {0: (0.2, 0.0), 1: (0.5, 0.8), 2: (0.5, 1.0)}),
-      ("b", {0: (0.2, 0.0), 1: (0.4, 0.8), 2: (0.6, 2.0)}),
-    )
-  )
-  offers = metrics.pareto([ours, theirs])
-  assert [(o.label, o.budget) for o in offers if not o.dominated] == [
-    ("a", 0),
-    ("b", 0),  # Equal to the other point, so neither dominates.
-    ("a", 1),
-    ("b", 2),
-  ]
-  assert [o.price for o in offers] == [0.0, 0.0, 0.8, 0.8, 1.0, 2.0]
-  assert metrics.pareto([ours], "cost") == ()
 
 
 def test_dollars_by_hand():

@@ -204,7 +204,6 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
     ("A=lr=1+b=2", "A", ["lr=1+b=2"]),  # One folder with this name.
     ("A = b=lr=1+b=2", "A = b", ["lr=1+b=2"]),
     ("A=lr=1+b", "A", ["lr=1", "b"]),  # Two folders.
-    ("A=b+lr=1+b=2+a+b", "A", ["b", "lr=1+b=2", "a+b"]),
     ("A + s=a+b", "A + s", ["a+b"]),
     ("a+b=b", "a+b", ["b"]),
     ("γ=0=lr=1", "γ=0", ["lr=1"]),
