@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from anysearch_jax.evaluation import columns, inference, journal, measures
+import anysearch_jax as aj
 
 KINDS = ("known", "unknown", "stale")
 
@@ -36,7 +36,7 @@ def asks_for(query: str, fact: Mapping[str, Any]) -> bool:
   return mentions(fact["entity"]) and any(map(mentions, wordings))
 
 
-def first_hop(episode: columns.Episode) -> tuple[str, bool] | None:
+def first_hop(episode: aj.columns.Episode) -> tuple[str, bool] | None:
   """Returns the kind of an episode's first fact, and if it was searched.
 
   It is None if the budget is 0 or the question does not list its facts.
@@ -50,16 +50,18 @@ def first_hop(episode: columns.Episode) -> tuple[str, bool] | None:
 
 
 def knowledge(
-  episodes: Iterable[columns.Episode],
-) -> dict[str, tuple[inference.Estimate, int]]:
+  episodes: Iterable[aj.columns.Episode],
+) -> dict[str, tuple[aj.inference.Estimate, int]]:
   """Returns how often the first fact is searched, by the policy's memory of it.
 
   There are a rate and its number of episodes for each of `KINDS` and for `gap`,
   or nothing if no question lists its facts. The episodes are of one training.
   """
   episodes = [e for e in episodes if first_hop(e)]
-  hops = {columns.key_of(episode): first_hop(episode) for episode in episodes}
-  table = columns.of(episodes).scored()
+  hops = {
+    aj.columns.key_of(episode): first_hop(episode) for episode in episodes
+  }
+  table = aj.columns.of(episodes).scored()
   if not len(table):
     return {}
   keys = zip(
@@ -72,10 +74,10 @@ def knowledge(
   searched = np.array([is_searched for _, is_searched in first_hops])
   kinds = [np.array([kind == k for kind, _ in first_hops]) for k in KINDS]
   counts = [int(kind.sum()) for kind in kinds]
-  ratios = measures.ratios(table, [searched * kind for kind in kinds], kinds)
-  rates = inference.rates(ratios, counts)
+  ratios = aj.measures.ratios(table, [searched * kind for kind in kinds], kinds)
+  rates = aj.inference.rates(ratios, counts)
   # KINDS begins with known and unknown.
-  (gap,) = inference.effects(ratios.combined(np.array([[-1.0, 1.0, 0.0]])))
+  (gap,) = aj.inference.effects(ratios.combined(np.array([[-1.0, 1.0, 0.0]])))
   return {
     kind: (rate.estimate, count)
     for kind, rate, count in zip(KINDS, rates, counts, strict=True)
@@ -84,7 +86,7 @@ def knowledge(
 
 def main(folders: list[str]) -> None:
   for folder in folders:
-    episodes = journal.read(pathlib.Path(folder) / "episodes.jsonl")
+    episodes = aj.read_episodes(pathlib.Path(folder) / "episodes.jsonl")
     for kind, (estimate, count) in knowledge(episodes).items():
       numbers = ["–" if x is None else f"{x:.3f}" for x in estimate]
       print(folder, kind, *numbers, f"n={count}", sep="\t")

@@ -1,9 +1,7 @@
 """The rows of a report, and what is measured of each alone.
 
 A row is the episodes of one method. Its measures are taken of parts of it: by
-budget, by dataset, by pairs of caps. A surface is over pairs of a number of
-searches and a cap on tokens (docs/budgets.md), the protocol of "Inference-Time
-Budget Control for LLM Search Agents" (arXiv 2605.05701).
+budget and by dataset.
 """
 
 from __future__ import annotations
@@ -56,12 +54,11 @@ class Part:
 
 
 class Curve(NamedTuple):
-  """A row over its budgets, or over pairs of searches and tokens; ascending.
+  """A row over its budgets, ascending.
 
   `area` is the area under the accuracy, by the trapezoidal rule, with the range
-  of each cap scaled to 1. It is the mean accuracy at a budget (or a pair) that
-  is uniform in this range. It is undefined with fewer than two values of a cap,
-  or if some combination of the caps was not played.
+  of budgets scaled to 1. It is the mean accuracy at a budget that is uniform in
+  this range. It is undefined with fewer than two budgets.
   """
 
   label: str
@@ -141,57 +138,15 @@ class Row:
     }
 
 
-def surface(label: str, table: columns.Columns) -> Curve:
-  """Measures a row at each pair of searches and tokens.
-
-  With several datasets, each point is their average with equal weights.
-  Episodes without a cap on tokens are left out. Raises ValueError if no episode
-  has a cap on tokens, or two budgets of a pair differ in other caps.
-  """
-  table = table.scored()
-  table = table.where(np.isfinite(table.token_cap))
-  if not len(table):
-    raise ValueError(
-      f"Row {label!r}: found no budget with a cap on tokens; expected an "
-      "evaluation with budgets such as searches=3,tokens=64."
-    )
-  others = np.stack([table.dollar_cap, table.second_cap], -1)
-  if len(np.unique(others, axis=0)) > 1:
-    raise ValueError(
-      f"Row {label!r}: found budgets that differ in dollars or seconds; "
-      "expected budgets that differ in searches and tokens only."
-    )
-  both = np.stack([table.budget, table.token_cap.astype(np.int64)], -1)
-  pairs, place = np.unique(both, axis=0, return_inverse=True)
-  points = {
-    tuple(pairs[at].tolist()): Part(part, weigh_sets=True)
-    for at, part in table.split(place.reshape(-1)).items()
-  }
-  # The measures know one number as a budget: here the place of the pair.
-  numbered = table.replace(budget=place.reshape(-1))
-  return Curve(label, points, _area(numbered, pairs))
-
-
-def _area(
-  table: columns.Columns, caps: np.ndarray | None = None
-) -> inference.Estimate:
-  """Returns the area under the accuracy of scored episodes; sets weigh alike.
-
-  `caps`, int `[B, A]`, are what the budgets that occur stand for on each axis.
-  """
-  found = measures.sums(table, ("accuracy",))
-  if caps is None:
-    caps = np.array(found.budgets).reshape(-1, 1)
-  axes = [np.unique(axis) for axis in caps.T]
-  sizes = [len(values) for values in axes]
-  if min(sizes) < 2 or np.prod(sizes) != len(caps):
+def _area(table: columns.Columns) -> inference.Estimate:
+  """Returns the area under the accuracy; sets weigh alike."""
+  sums = measures.sums(table, ("accuracy",))
+  budgets = np.array(sums.budgets)
+  if len(budgets) < 2:
     return inference.NOTHING
-  weights = np.ones(1)
-  for values in axes:
-    span = values[-1] - values[0]
-    each = np.trapezoid(np.eye(len(values)), values, axis=-1) / span
-    # `caps` are sorted by the first axis, as the outer product is laid out.
-    weights = np.outer(weights, each).ravel()
-  heights = found.averages(("accuracy",), np.eye(len(caps), dtype=bool))
+  each_budget = np.eye(len(budgets))
+  weights = np.trapezoid(each_budget, budgets, axis=-1)
+  weights /= budgets[-1] - budgets[0]
+  heights = sums.averages(("accuracy",), each_budget.astype(bool))
   (area,) = inference.rates(heights.combined(weights[None]))
   return area.estimate

@@ -272,30 +272,6 @@ def prices(
 
 
 @_styled
-def surface(
-  found: metrics.Curve, index: int, *, name: str
-) -> markupsafe.Markup:
-  """Draws the accuracy at each pair of caps, in percent; more is stronger."""
-  axes = _axes(
-    "Exact match (%)", "searches, at most", "generated tokens, at most"
-  )
-  axes.grid(False)
-  across, up = (sorted(set(values)) for values in zip(*found.points))
-  for (searches, tokens), part in found.points.items():
-    share = part.accuracy.value
-    if share is not None:
-      x, y = across.index(searches), up.index(tokens)
-      style = {"color": _color("series", index), "alpha": 0.6 * share}
-      axes.bar(x, 1, 1, bottom=y - 0.5, **style)
-      axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center")
-  axes.set_xticks(range(len(across)), list(map(str, across)))
-  axes.set_yticks(range(len(up)), list(map(str, up)))
-  axes.set_xlim(-0.5, len(across) - 0.5)
-  axes.set_ylim(-0.5, len(up) - 0.5)
-  return _svg(axes.figure, name)
-
-
-@_styled
 def sampling(run: study_lib.Training, *, name: str) -> markupsafe.Markup | None:
   """Draws the budgets that each rollout played; None without counts.
 
@@ -454,10 +430,6 @@ def of(study: study_lib.Study) -> dict[str, Any]:
   return {
     "groups": [
       group(number, *of) for number, of in enumerate(study.groups.values())
-    ],
-    "surfaces": [
-      (s.label, surface(s, index[s.label], name=f"surface-{number}"))
-      for number, s in enumerate(study.surfaces)
     ],
     "samplings": [
       (run.label, sampling(run, name=f"sampling-{number}"))

@@ -88,21 +88,6 @@ def tables(study: Study) -> list[Table]:
       ),
     ),
     _table("area", _areas(rows)),
-    _table(
-      "surface",
-      sorted(
-        (
-          ((*pair, found.label), part)
-          for found in study.surfaces
-          for pair, part in found.points.items()
-        ),
-        key=lambda line: line[0][:2],
-      ),
-    ),
-    _table(
-      "surface_area",
-      (((s.label,), s) for s in study.surfaces if s.area.value is not None),
-    ),
   ]
 
 
