@@ -135,9 +135,9 @@ def run(
       end(serving, lambda _: grace)
   if code is not None:
     return code
-  for part in mains:
-    part.say(f"ended with code {part.code} after {part.took}")
-    return part.code if part.code is not None else 1
+  for running in mains:
+    running.say(f"ended with code {running.code} after {running.took}")
+    return running.code if running.code is not None else 1
   return stopping.RESUME
 
 
