@@ -56,6 +56,11 @@ _STARTED = 1800.0
 _EVERYWHERE = "0.0.0.0"  # noqa: S104  Other nodes ask.
 # What starts Python on the nodes of a target; elsewhere as here.
 _PYTHONS = {"jobset": ["python"], "skypilot": [".venv/bin/python"]}
+# Flags that a job of one node is given too.
+_OF_NODE = (
+  *("servers", "sglang_python", "port", "retriever_port", "memory"),
+  *("server_command", "deadline"),
+)
 # Flags that the trainer is not given as they are.
 _RESOLVED = ("config", "set_config", "output")
 _CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
@@ -445,14 +450,15 @@ def main(argv: Sequence[str]) -> int:
       python=f.sglang_python,
       command=f.server_command,
     )
-  if f.target:
+  python = _PYTHONS.get(f.target) or shipped.python()
+  if f.nodes > 1 and f.target:
     serves = servers is not None
     training = cluster.trainers(config.mesh, serves=serves)
     roles = roles_of(
       config,
       words,
       output=output,
-      python=_PYTHONS.get(f.target) or shipped.python(),
+      python=python,
       servers=servers,
       training=training,
       gpus=f.gpus,
@@ -473,6 +479,14 @@ def main(argv: Sequence[str]) -> int:
     config, trainer, servers=servers, retriever_port=f.retriever_port
   )
   validate(config, main_part, output, allow_changes=f.allow_changes)
+  if f.target:  # One node, on which this command runs.
+    for name in _OF_NODE:
+      if f[name].present:
+        words.append(f"--{name}={f[name].value}")
+    node = (*python, "-m", "anysearch_jax.launch.node", *words)
+    roles = cluster.Roles(supervisor.Part("node", node))
+    cluster.write(config, roles, training=1, output=output)
+    return 0
   logs = pathlib.Path(f.log_dir or output / "logs")
   if f.dry_run:
     # As a user can run them by hand.
