@@ -145,6 +145,13 @@ class Prepared(_Source):
         f"{_VERSION}; prepare it again."
       )
     self.names = tuple(name.removesuffix(".parquet") for name in listed)
+    for name, entry in listed.items():
+      plain = pathlib.PurePath(name).name == name and name.endswith(".parquet")
+      if not plain or not isinstance(entry, dict) or "sha256" not in entry:
+        raise formats.DataError(
+          f"{path}: found {name!r} among the files, expected Parquet files of "
+          "this folder with their SHA-256; prepare it again."
+        )
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:
