@@ -79,7 +79,7 @@ def define_flags() -> None:
     "scripted",
     None,
     "module:function of (config, source), which returns an engine and its "
-    "codec; or a policy of the generated world: expert, optimum, "
+    "codec; or a policy of the generated world: optimum, "
     "optimum:PRICE, unknown_only, everything.",
   )
   launch_flags.define_allow_cpu()
