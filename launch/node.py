@@ -304,11 +304,7 @@ def _server(
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
-    command += sglang.adapter_flags(
-      config.lora.rank,
-      config.lora.targets,
-      async_level=config.pipeline.async_level,
-    )
+    command += sglang.adapter_flags(config.lora.rank, config.lora.targets)
   follows = {"DELTAS": config.sglang.weights} if config.sglang.deltas else {}
   return supervisor.Part(
     f"server-{index}",

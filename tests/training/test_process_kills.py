@@ -198,7 +198,7 @@ def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
   """On a CPU, with torch_native as --lora-backend, and no pinned memory."""
   root, port, targets = roles.prepare(tmp_path), waits.free_port(), "qkvo"
   command = shlex.split(SGLANG.format(model=root / "policy", port=port))
-  command += sglang.adapter_flags(2, targets, async_level=1)
+  command += sglang.adapter_flags(2, targets)
   given = f"engine.kind=sglang lora.rank=2 lora.targets={','.join(targets)} "
   given += f"sglang.urls=http://127.0.0.1:{port} sglang.wait={roles.DEADLINE}"
   flags = [f"--config.{each}" for each in given.split()]
