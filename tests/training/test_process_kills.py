@@ -155,7 +155,7 @@ def test_stopped_processes_lose_nothing(root):
     began, end = dict(run.running), time.monotonic() + 5
     stopped("1", lambda: time.monotonic() > end)
     server = next(iter(run.servers))
-    assert stopped(server, says("0", "was up and is")) < 90
+    assert stopped(server, says("0", "is down")) < 90
     run.wait_for_lines(run.lines() + 1)
     assert run.running == began
     # Longer than the heartbeat: the other leaves, and it too once it goes on.
