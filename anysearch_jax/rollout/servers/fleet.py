@@ -347,7 +347,8 @@ class Fleet:
     try:
       await self._settle(member)
     except (types.EngineError, OSError) as error:
-      self._fall(member, error)
+      # One late answer costs no turns.
+      self._fall(member, error, cuts=not member.is_up)
 
   # Turns.
 
