@@ -67,6 +67,7 @@ import anysearch_jax.methods.search_r1 as search_r1
 import anysearch_jax.methods.stepsearch as stepsearch
 from anysearch_jax.methods.systems import get as get_method
 from anysearch_jax.methods.systems import select as select_method
+from anysearch_jax.methods.systems import trained as trained_method
 from anysearch_jax.algorithms.method import fixed_budget as fixed_budget
 import anysearch_jax.config.settings as settings
 import anysearch_jax.host.openai_endpoint as openai_endpoint

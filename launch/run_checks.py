@@ -23,6 +23,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from anysearch_jax import config as config_lib
+from anysearch_jax import types
+from anysearch_jax.data import evidence, prepared
+from anysearch_jax.environment import protocol
+from anysearch_jax.host import loop, run_lock, turns
+from anysearch_jax.launch import jax_setup, parts, policies, retrievers
 from anysearch_jax.launch.findings import (
   Finding,
   Look,
@@ -31,13 +38,6 @@ from anysearch_jax.launch.findings import (
   size,
   warning,
 )
-
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
-from anysearch_jax.data import evidence, prepared
-from anysearch_jax.environment import protocol
-from anysearch_jax.host import loop, run_lock, turns
-from anysearch_jax.launch import jax_setup, parts, policies, retrievers
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files

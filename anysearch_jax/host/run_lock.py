@@ -93,7 +93,7 @@ def holder(path: str | pathlib.Path) -> str:
         with _lock_of(path).acquire(timeout=0):
           return ""
       except filelock.Timeout:
-        return _name_in(path)
+        return _name_in(path) or "a process that did not say which"
   return ""
 
 
@@ -110,9 +110,9 @@ def _acquire(
 
   def held() -> HeldError:
     return HeldError(
-      f"{path}: found it held by {_name_in(path)}, expected nobody else to "
-      "write to this folder. Wait for that one or stop it, or name another "
-      "place."
+      f"{path}: found it held by {_name_in(path) or 'another process'}, "
+      "expected nobody else to write to this folder. Wait for that one or stop "
+      "it, or name another place."
     )
 
   try:
@@ -128,8 +128,7 @@ def _acquire(
 
 
 def _name_in(path: pathlib.Path) -> str:
-  """Returns what the holder of a lock file wrote into it."""
+  """Returns what the holder of a lock file wrote into it; "" if nothing."""
   with contextlib.suppress(OSError):
-    if text := path.read_text().strip():
-      return text
-  return "a process that did not say which"
+    return path.read_text().strip()
+  return ""

@@ -151,15 +151,19 @@ class Pipeline:
     Raises:
       Exception: what the sampler met.
     """
+
+    def look() -> tuple[bool, bool]:
+      stops = gives_up()
+      return self._has_arrived(0.0 if stops else _LOOK), stops
+
     with self._waiting():
       if self._together:
         self._play()
         return True
       while True:
         # In short rounds, so that no process waits long in a collective.
-        (arrived, _), *_ = rounds = processes.all_gather(
-          lambda: (self._has_arrived(), gives_up())
-        )
+        rounds = processes.all_gather(look)
+        arrived, _ = rounds[0]
         if arrived or any(stops for _, stops in rounds):
           return arrived
 
@@ -195,8 +199,8 @@ class Pipeline:
           rollouts.append(ahead.sampled.result(timeout=0))
       return False
 
-    while processes.on_main(is_waiting):
-      with self._waiting():
+    with self._waiting():
+      while processes.on_main(is_waiting):
         concurrent.futures.wait([x.sampled for x in older], timeout=_LOOK)
     return rollouts
 
@@ -240,8 +244,8 @@ class Pipeline:
     with self._timeline.span(rollout, timeline_lib.TRAINER, "idle"):
       yield
 
-  def _has_arrived(self) -> bool:
-    """Returns whether the next rollout is sampled, after a short wait.
+  def _has_arrived(self, seconds: float) -> bool:
+    """Returns whether the next rollout is sampled within these seconds.
 
     Raises what the sampler met. In a process without sampler it is False.
     """
@@ -249,7 +253,7 @@ class Pipeline:
       return False
     ahead = self._ahead[0]
     if not self._is_sampled(ahead):
-      concurrent.futures.wait([ahead.sampled], timeout=_LOOK)
+      concurrent.futures.wait([ahead.sampled], timeout=seconds)
     if not self._is_sampled(ahead):
       return False
     ahead.sampled.result(timeout=0)

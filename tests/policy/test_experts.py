@@ -115,7 +115,7 @@ def test_the_grouped_product_of_tpus_computes_the_same(small_blocks, clamped):
     y, pull = jax.vjp(lambda x, w: f(x, w), x, w)
     return y, pull(jnp.cos(y))
 
-  looped = both(lambda x, w: experts._blocks(1, x, w, owner, sizes), x, w)
+  looped = both(lambda x, w: experts._blocks(x, w, owner, sizes), x, w)
   grouped = both(lambda x, w: experts._grouped(x, w, owner, sizes), x, w)
   assert_same(looped, grouped)
 

