@@ -342,11 +342,7 @@ def _server(
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
-    command += sglang.adapter_flags(
-      config.lora.rank,
-      config.lora.targets,
-      async_level=config.pipeline.async_level,
-    )
+    command += sglang.adapter_flags(config.lora.rank, config.lora.targets)
   env = {"CUDA_VISIBLE_DEVICES": gpus}
   if config.sglang.deltas:
     env["DELTAS"] = config.sglang.weights

@@ -157,7 +157,12 @@ def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
     f.openai_key_variable,
   )
   try:
-    opened = endpoints.opened(named, config)
+    opened = endpoints.opened(
+      named,
+      episode=config.episode,
+      sampling=config.sampling,
+      concurrency=config.engine.slots,
+    )
   except ValueError as error:
     raise app.UsageError(f"--openai: {error}") from error
   if opened.why:
