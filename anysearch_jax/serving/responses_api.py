@@ -12,7 +12,9 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
@@ -21,66 +23,50 @@ from anysearch_jax.environment import records
 from anysearch_jax.serving import fields, wire
 
 Item = dict[str, Any]
-_TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
+# Of an earlier response, sent back with its message.
+_OTHER_ITEMS = ("reasoning", "web_search_call")
 _MARK = re.compile(r"\[([0-9]+)\]")
-_TEXTS = ("input_text", "output_text", "text")
 
 
-def read(values: Any, served: fields.Served) -> fields.Asked:
-  """Reads the body of `POST /v1/responses`.
-
-  Raises fields.RequestError if a field cannot be honoured.
-  """
-  body = fields.Body(values)
-  turns = _turns(body.take("input"))
-  instructions = body.take("instructions")
-  if instructions is not None:
-    text = fields.text_of(instructions, "instructions", _TEXTS)
-    turns = [("instructions", text), *turns]
-  fields.tools(body, _TOOLS)
-  for name in ("previous_response_id", "conversation", "prompt"):
-    if (found := body.take(name)) is not None:
-      raise fields.refuse(
-        name,
-        found,
-        "no such field, because this service stores nothing; send the earlier "
-        "messages in `input`",
-      )
-  body.same("background", False)
-  body.same("truncation", "auto", "disabled")
-  body.take("reasoning")
-  body.take("include")
-  body.take("stream_options")
-  form = body.take("text")
-  if isinstance(form, Mapping):
-    form = form.get("format")
-  fields.plain_text("text.format", form, "'text': answers are plain text")
-  return fields.asked(
-    body,
-    served,
-    question=fields.conversation(turns, cites=served.cites),
-    tokens=("max_output_tokens",),
-  )
+class _Text(pydantic.BaseModel):
+  format: fields.Form = fields.Form()
 
 
-def _turns(found: Any) -> list[tuple[str, str]]:
-  """Returns role and text of each message of `input`."""
-  if found is None:
-    raise fields.RequestError(
-      400, "input: found nothing, expected a question.", param="input"
-    )
-  if isinstance(found, str):
-    return [("user", found)]
-  if not isinstance(found, list):
-    raise fields.refuse("input", found, "a text or a list of messages")
-  # Of an earlier response, sent back with its message.
-  others = ("reasoning", "web_search_call")
-  messages = [
+def _messages(content: Any) -> Any:
+  """Returns an input as messages."""
+  if isinstance(content, str):
+    return [{"role": "user", "content": content}]
+  if not isinstance(content, list):
+    raise ValueError("a text or a list of messages")
+  return [
     item
-    for item in found
-    if not isinstance(item, Mapping) or item.get("type") not in others
+    for item in content
+    if not isinstance(item, Mapping) or item.get("type") not in _OTHER_ITEMS
   ]
-  return fields.turns(messages, "input", _TEXTS)
+
+
+class Request(fields.Request):
+  """The body of `POST /v1/responses`."""
+
+  search_tools = ("web_search", "web_search_2025_08_26", "web_search_preview")
+
+  input: Annotated[fields.Messages, pydantic.BeforeValidator(_messages)]
+  instructions: fields.Texts | None = None
+  max_output_tokens: fields.Tokens | None = None
+  background: fields.Off = False
+  truncation: Literal["auto", "disabled"] = "disabled"
+  text: _Text = _Text()
+  reasoning: Any = None
+  include: Any = None
+
+  def turns(self) -> list[tuple[str, str]]:
+    messages = fields.said_by(self.input)
+    if self.instructions is None:
+      return messages
+    return [("instructions", fields.text_of(self.instructions)), *messages]
+
+  def token_limits(self) -> list[int | None]:
+    return [self.max_output_tokens]
 
 
 def source(passage: types.Passage) -> str:

@@ -215,7 +215,8 @@ class Service:
         raise STOPPING
       key = self._key(request)
       account.key = key.name if key else ""
-      asked = api.read(await wire.read(request), self.served)
+      body = await wire.read(request)
+      asked = fields.read(api.Request, body, self.served)
       refusal = await asyncio.to_thread(self.agent.refusal, asked.question)
       if refusal is not None:
         raise fields.RequestError(400, refusal, code="unknown_words")

@@ -22,17 +22,11 @@ DONE = b"data: [DONE]\n\n"
 HEARTBEAT = b": still working\n\n"
 
 
-async def read(request: requests.Request) -> Any:
-  """Returns the JSON of a request's body."""
-  body = await http_requests.body(
+async def read(request: requests.Request) -> bytes:
+  """Returns the body of a request."""
+  return await http_requests.body(
     request, most=_BODY, seconds=_BODY_SECONDS, refuse=fields.RequestError
   )
-  try:
-    return json.loads(body)
-  except (ValueError, RecursionError) as error:
-    raise fields.RequestError(
-      400, f"The body is no JSON ({error}); expected an object."
-    ) from error
 
 
 def respond(
