@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -130,6 +131,14 @@ class Address(NamedTuple):
   sample: int
   attempt: int = 0
   variant: int = 0
+
+  @classmethod
+  def evaluated(cls, question_id: str, *, seed: int, variant: int) -> Address:
+    """Returns the address of an evaluated or asked episode."""
+    # Python's `hash` of a string differs between processes; CRC-32 does not.
+    # JSON can hold half of a surrogate pair.
+    number = zlib.crc32(question_id.encode(errors="surrogatepass"))
+    return cls(seed, number, sample=0, variant=variant)
 
 
 Place = tuple[int, int]

@@ -15,7 +15,7 @@ import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import fields, responses_api, wire
+from anysearch_jax.serving import fields, wire
 
 
 class Request(fields.Request):
@@ -118,7 +118,7 @@ def _reasoning(event: events.Event) -> str:
 
 
 def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
-  cited = responses_api.citations(reply, cites)
+  cited = wire.citations(reply, cites)
   return {
     "role": "assistant",
     "content": reply.answer,

@@ -7,9 +7,7 @@ https://platform.openai.com/docs/api-reference/responses and -streaming.
 from __future__ import annotations
 
 import itertools
-import re
 import time
-import urllib.parse
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -18,14 +16,12 @@ import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.environment import citations as citation_lib
 from anysearch_jax.environment import records
 from anysearch_jax.serving import fields, wire
 
 Item = dict[str, Any]
 # Of an earlier response, sent back with its message.
 _OTHER_ITEMS = ("reasoning", "web_search_call")
-_MARK = re.compile(r"\[([0-9]+)\]")
 
 
 class _Text(pydantic.BaseModel):
@@ -67,42 +63,6 @@ class Request(fields.Request):
 
   def token_limits(self) -> list[int | None]:
     return [self.max_output_tokens]
-
-
-def source(passage: types.Passage) -> str:
-  """Returns the URL of a passage: its id, if that is one, or a URN."""
-  if passage.id.startswith(("http://", "https://")):
-    return passage.id
-  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
-
-
-def citations(reply: events.Reply, cites: bool) -> list[Item]:
-  """Returns the citations of an answer.
-
-  With `cites` there is one for each mark such as `[2]`, with the number and the
-  place in the document. Otherwise there is one for each passage that was shown:
-  the policy has read it, which does not prove the answer.
-  """
-  text = reply.answer or ""
-  if cites:
-    known = dict(reply.citations)
-    marks = ((mark.span(), int(mark[1])) for mark in _MARK.finditer(text))
-    found = [(*at, known[n], {"number": n}) for at, n in marks if n in known]
-  else:
-    shown = {source(p): p for each in reply.documents for p in each}
-    found = [(0, len(text), passage, {}) for passage in shown.values()]
-  return [
-    {
-      "type": "url_citation",
-      "url": source(passage),
-      "title": citation_lib.title(passage),
-      "start_index": start,
-      "end_index": end,
-      **number,
-      **records.source(passage),
-    }
-    for start, end, passage, number in found
-  ]
 
 
 class Writer:
@@ -200,7 +160,7 @@ class Writer:
     item = self._items[-1]
     item["status"] = "completed"
     item["action"]["sources"] = [
-      {"type": "url", "url": source(passage)} for passage in found.passages
+      {"type": "url", "url": wire.source(passage)} for passage in found.passages
     ]
     # OpenAI's own item has no texts; clients ignore what they do not know.
     item["results"] = records.passages(found.passages)
@@ -223,7 +183,7 @@ class Writer:
     part = {
       "type": "output_text",
       "text": text,
-      "annotations": citations(reply, self._served.cites),
+      "annotations": wire.citations(reply, self._served.cites),
       "logprobs": [],
     }
     item = self._add(

@@ -19,7 +19,7 @@ from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import keys, service, wire
+from anysearch_jax.serving import service, wire
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 1}
@@ -350,13 +350,13 @@ def test_no_character_of_a_policy_ends_a_line_of_a_stream(mark):
 
 
 def test_nothing_is_used_after_the_end_of_a_request():
-  mine = keys.Account("responses")
+  mine = service.Account("responses")
   mine.tell(events.Budget(0, 3))
   mine.tell(events.Searching(1, "emma"))
   mine.close()
   assert mine.used() == (1, 0)
   for event in (events.Searching(2, "again"), events.Budget(0, 3)):
-    with pytest.raises(keys.EndedError):
+    with pytest.raises(service.EndedError):
       mine.tell(event)
 
 
