@@ -132,13 +132,19 @@ class Address(NamedTuple):
   attempt: int = 0
   variant: int = 0
 
-  @classmethod
-  def evaluated(cls, question_id: str, *, seed: int, variant: int) -> Address:
-    """Returns the address of an evaluated or asked episode."""
-    # Python's `hash` of a string differs between processes; CRC-32 does not.
-    # JSON can hold half of a surrogate pair.
-    number = zlib.crc32(question_id.encode(errors="surrogatepass"))
-    return cls(seed, number, sample=0, variant=variant)
+
+def evaluation_address(question_id: str, *, seed: int, variant: int) -> Address:
+  """Returns the random address of an evaluated or asked episode.
+
+  Args:
+    question_id: the question's id.
+    seed: of the evaluation.
+    variant: distinguishes episodes that share their random numbers.
+  """
+  # Python's `hash` of a string differs between processes; CRC-32 does not.
+  # JSON can hold half of a surrogate pair.
+  number = zlib.crc32(question_id.encode(errors="surrogatepass"))
+  return Address(seed, number, sample=0, variant=variant)
 
 
 Place = tuple[int, int]

@@ -442,7 +442,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
         dataclasses.replace(self._parts, engine=told, config=config),
         budget=limits.budget,
         scaffold=self._scaffold,
-        address=types.Address.evaluated(
+        address=types.evaluation_address(
           question.id, seed=limits.seed, variant=next(self._numbers)
         ),
         started=started,

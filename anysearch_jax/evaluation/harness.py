@@ -141,7 +141,7 @@ def _play(
       parts,
       budget=budget,
       scaffold=evaluation.scaffold,
-      address=types.Address.evaluated(question.id, seed=seed, variant=place),
+      address=types.evaluation_address(question.id, seed=seed, variant=place),
       inflight=inflight,
     )
     verdict = env.judge(trajectory)
