@@ -116,7 +116,7 @@ from anysearch_jax.evaluation.harness import Player as Player
 from anysearch_jax.evaluation.harness import Playing as Playing
 from anysearch_jax.evaluation.harness import evaluate as evaluate
 from anysearch_jax.evaluation.journal import claim as claim_folder
-from anysearch_jax.evaluation.harness import address as evaluation_address
+from anysearch_jax.types import evaluation_address as evaluation_address
 from anysearch_jax.evaluation.journal import Journal as Journal
 from anysearch_jax.evaluation.harness import each as run_each
 from anysearch_jax.evaluation.journal import read as read_episodes

@@ -21,7 +21,6 @@ from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol
-from anysearch_jax.evaluation import harness
 from anysearch_jax.host import loop, turns
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode_state, searching
@@ -443,7 +442,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
         dataclasses.replace(self._parts, engine=told, config=config),
         budget=limits.budget,
         scaffold=self._scaffold,
-        address=harness.address(
+        address=types.evaluation_address(
           question.id, seed=limits.seed, variant=next(self._numbers)
         ),
         started=started,
