@@ -18,6 +18,7 @@ from anysearch_jax.launch import parts
 from anysearch_jax.retrieval import requests as requests_lib
 
 if TYPE_CHECKING:
+  from anysearch_jax.methods import zerosearch
   from anysearch_jax.retrieval import milvus
 
 # The settings of each kind: one that it needs, and those that it may have. No
@@ -158,10 +159,19 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   c = config.curriculum
   return simulation.SimulatedRetriever(
     simulator,
-    config.method.zerosearch,
+    _noise(config),
     rollouts=c.total_steps // c.steps_per_rollout,
     seed=config.seed,
   )
+
+
+def _noise(config: config_lib.ExperimentConfig) -> zerosearch.Options:
+  """Returns the noise of simulated searches, which only ZeroSearch has."""
+  from anysearch_jax.methods import systems, zerosearch
+
+  if config.method.name != zerosearch.METHOD.name:
+    return zerosearch.NO_NOISE
+  return systems.get(config.method.name).constants_of(config)
 
 
 def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:

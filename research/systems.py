@@ -21,7 +21,7 @@ from research.claims import UNTRAINED, Row, above
 TITLE = "The compared systems, row by row"
 # ZeroSearch and SSRL simulate their search engine only in training.
 _REAL, _SIMULATED = ("retrieval.simulated=",), ("zerosearch", "ssrl")
-_FORMAT = ("method.search_r1.format_variant=true",)
+_FORMAT = ("method.options=format_variant=true",)
 _SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"), ("saas", "SAAS"))
 _UNTRAINED = ("search_o1", "bats")
 _RIVALS = (

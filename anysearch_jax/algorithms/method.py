@@ -337,8 +337,7 @@ def compared(
   """Returns a system that is trained with a fixed budget.
 
   Args:
-    name: its constants are `config.method`'s group of this name, if there is
-      one.
+    name: of the system.
     label: its name in tables.
     wordings: the texts of its environments, which are made of them.
     reward: see `Method`; None: the system is not trained.
@@ -354,9 +353,5 @@ def compared(
     reward=reward,
     measures=measures,
     measure=measure,
-    **{
-      "constants": lambda config: getattr(config.method, name, None),
-      "train": fixed_budget,
-      **values,
-    },
+    **{"train": fixed_budget, **values},
   )

@@ -18,7 +18,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.host import json_files
@@ -41,14 +40,14 @@ class SimulatedRetriever:
   Attributes:
     simulator: generates the passages: has `find` and `identity` as
       `ModelSimulator`.
-    config: the schedule of the noise.
+    noise: the schedule of noisy passages.
     rollouts: number of rollouts of the run; the progress in the schedule is the
       share of them that is done, at most 1.
     seed: of the run.
   """
 
   simulator: Any
-  config: config_methods.ZeroSearchConfig
+  noise: zerosearch.Options
   _: dataclasses.KW_ONLY
   rollouts: int
   seed: int
@@ -75,12 +74,12 @@ class SimulatedRetriever:
     drawn = text_model.uniform(
       context.address, context.turn, "noisy", self.seed
     )
-    return drawn < zerosearch.noise(progress, self.config)
+    return drawn < zerosearch.noise(progress, self.noise)
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify simulator and schedule, with a hash."""
     said = {"kind": "simulated", "by": self.simulator.identity(corpora)}
-    said |= {"noise": dataclasses.asdict(self.config)}
+    said |= {"noise": dataclasses.asdict(self.noise)}
     said |= {"rollouts": self.rollouts, "seed": self.seed}
     return {**said, "sha256": json_files.sha256(said)}
 

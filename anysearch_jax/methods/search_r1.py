@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from anysearch_jax import types
 from anysearch_jax.algorithms import method
-from anysearch_jax.config import methods as constants
+from anysearch_jax.config import settings
 from anysearch_jax.environment import prompts, scoring, spec, wording
 
 
@@ -64,8 +64,25 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"gold_found": float(found)}
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Search-R1's reward: exact match, or its variant with a format reward."""
+
+  format_variant: bool = settings.learning(False)
+  """Whether the reward includes the format; the other values count only then.
+  """
+  structure: float = settings.learning(0.2, settings.SHARE)
+  """Reward of a well-formed response without a right answer; a right answer in
+  a malformed response loses the same amount."""
+  final: float = settings.learning(0.1, settings.REWARD)
+  """Reward of a wrong answer in a malformed response."""
+  retrieval: float = settings.learning(0.0, settings.SHARE)
+  """Added to `structure` for a well-formed response without a right answer, if
+  a passage that was shown contains an accepted answer."""
+
+
 @method.jitted
-def reward(o: method.Outcomes, c: constants.SearchR1Config) -> method.Terms:
+def reward(o: method.Outcomes, c: Options) -> method.Terms:
   """Returns exact match or, with `c.format_variant`, this table.
 
                       right           wrong                     no answer
@@ -91,5 +108,11 @@ def reward(o: method.Outcomes, c: constants.SearchR1Config) -> method.Terms:
 
 
 METHOD = method.compared(
-  "search_r1", "Search-R1", WORDINGS, reward, ("gold_found",), measure
+  "search_r1",
+  "Search-R1",
+  WORDINGS,
+  reward,
+  ("gold_found",),
+  measure,
+  options=Options(),
 )

@@ -11,6 +11,7 @@ in an `<observation>`. A warning follows the passages of the last search.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import method
-from anysearch_jax.config import methods as constants
+from anysearch_jax.config import settings
 from anysearch_jax.data import evidence
 from anysearch_jax.environment import prompts, scoring, spec, tools, wording
 
@@ -68,6 +69,18 @@ WORDINGS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """StepSearch's outcome and step rewards."""
+
+  key_weight: float = settings.learning(0.618, settings.at_least(0))
+  """Weight of the search-key score, which is added to the answer's F1."""
+  step_scale: float = settings.learning(0.6, settings.at_least(0))
+  """Factor of a search's reward, which is its gain minus its redundancy."""
+  missing: float = settings.learning(-1.0, settings.REWARD)
+  """Reward of a response without an answer."""
+
+
 def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Selects PPO with a fixed budget; the critic learns as the policy does."""
   return config_lib.changed(
@@ -96,9 +109,7 @@ def measure(trajectory: types.Trajectory) -> dict[str, float]:
   return {"search_keys": sum(best) / max(len(best), 1)}
 
 
-def steps(
-  trajectory: types.Trajectory, config: constants.StepSearchConfig
-) -> np.ndarray:
+def steps(trajectory: types.Trajectory, config: Options) -> np.ndarray:
   """Returns the reward of each charged search.
 
       gain        mean over gold passages of max(0, c_t - max_{s<t} c_s), where
@@ -147,7 +158,7 @@ def similarities(text: str, others: Sequence[str]) -> np.ndarray:
 
 
 @method.jitted
-def reward(o: method.Outcomes, c: constants.StepSearchConfig) -> method.Terms:
+def reward(o: method.Outcomes, c: Options) -> method.Terms:
   """Returns the reward of the outcome, without the step rewards of `steps`."""
   keys = o.measures["search_keys"]
   scored = o.f1 + c.key_weight * keys
@@ -166,7 +177,13 @@ def _counts(text: str) -> collections.Counter[str]:
 
 
 METHOD = method.compared(
-  *("stepsearch", "StepSearch", WORDINGS, reward, ("search_keys",), measure),
+  "stepsearch",
+  "StepSearch",
+  WORDINGS,
+  reward,
+  ("search_keys",),
+  measure,
   train=train,
   steps=steps,
+  options=Options(),
 )

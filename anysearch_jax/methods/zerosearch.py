@@ -12,7 +12,7 @@ import dataclasses
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import method
-from anysearch_jax.config import methods as constants
+from anysearch_jax.config import settings
 from anysearch_jax.environment import prompts, wording
 from anysearch_jax.methods import search_r1
 
@@ -35,6 +35,23 @@ WORDINGS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """ZeroSearch's schedule of noisy answers from the simulated search engine."""
+
+  noise_start: float = settings.learning(0.0, settings.SHARE)
+  """Probability of a noisy answer at the start of training."""
+  noise_end: float = settings.learning(0.5, settings.SHARE)
+  """Probability of a noisy answer at the end of training."""
+  noise_base: float = settings.learning(4.0, settings.POSITIVE)
+  """Base of the exponential schedule: 1 is a straight line, a larger base rises
+  later."""
+
+
+# What simulated searches of other systems have.
+NO_NOISE = Options(noise_start=0.0, noise_end=0.0)
+
+
 def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Selects a fixed budget and a simulated search engine.
 
@@ -51,13 +68,13 @@ def train(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
 
 
 @method.jitted
-def reward(o: method.Outcomes, c: constants.ZeroSearchConfig) -> method.Terms:
+def reward(o: method.Outcomes, c: Options) -> method.Terms:
   """Returns the answer's F1."""
   del c  # Every reward takes the constants of its system.
   return {"f1": o.f1, "total": o.f1}
 
 
-def noise(progress: float, config: constants.ZeroSearchConfig) -> float:
+def noise(progress: float, options: Options) -> float:
   """Returns the probability that a search gets noisy passages.
 
       p = p_s + (b^progress - 1) / (b - 1) * (p_e - p_s)
@@ -65,11 +82,17 @@ def noise(progress: float, config: constants.ZeroSearchConfig) -> float:
   For b = 1 this is linear in `progress`, the completed share of the training
   in [0, 1]; p_s, p_e and b are the `noise_start`, `_end` and `_base`.
   """
-  base = config.noise_base
+  base = options.noise_base
   risen = progress if base == 1 else (base**progress - 1) / (base - 1)
-  return config.noise_start + risen * (config.noise_end - config.noise_start)
+  span = options.noise_end - options.noise_start
+  return options.noise_start + risen * span
 
 
 METHOD = method.compared(
-  "zerosearch", "ZeroSearch", WORDINGS, reward, train=train
+  "zerosearch",
+  "ZeroSearch",
+  WORDINGS,
+  reward,
+  train=train,
+  options=Options(),
 )

@@ -38,16 +38,11 @@ class Options:
 
 
 def train(config: aj.ExperimentConfig) -> aj.ExperimentConfig:
-  """Selects a fixed budget and the policy as its search engine, never noisy."""
+  """Selects a fixed budget and the policy as its search engine."""
   world = config.data.source == "world"
   tokens = _WORLD_TOKENS if world else config.retrieval.model.max_tokens
-  noise = dataclasses.replace(
-    config.method.zerosearch, noise_start=0.0, noise_end=0.0
-  )
   return aj.method.searching_with_policy(
-    aj.config.changed(
-      aj.method.fixed_budget(config), method={"zerosearch": noise}
-    ),
+    aj.method.fixed_budget(config),
     tokens,
     simulated="policy",
   )

@@ -41,7 +41,7 @@ def override(config, assignments):
     try:
       value = json.loads(text)
     except ValueError:
-      value = text
+      value = (text,) if path == "method.options" else text
     for key in reversed(path.split(".")):
       value = {key: value}
     config = aj.config.changed(config, **value)

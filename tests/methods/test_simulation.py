@@ -11,7 +11,6 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
 from anysearch_jax.environment import wording
 from anysearch_jax.generative_retrieval import simulation, text_model
 from anysearch_jax.launch import parts, policies
@@ -24,7 +23,7 @@ from anysearch_jax.world import world_retrieval
 WORLD = world_lib.World()
 REAL = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)
 QUESTIONS = WORLD.questions("train", 30, 0)
-NOISE = config_methods.ZeroSearchConfig()
+NOISE = zerosearch.Options()
 
 
 def context(question, *, rollout=0, place=0, sample=0, turn=0):

@@ -11,10 +11,9 @@ import spoken
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from anysearch_jax import types
-from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import stepsearch
 
-CONFIG = config_methods.StepSearchConfig()
+CONFIG = stepsearch.Options()
 # Gain minus redundancy, with a scale of 1.
 BARE = dataclasses.replace(CONFIG, step_scale=1.0)
 QUESTION = types.Question(
