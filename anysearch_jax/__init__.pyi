@@ -86,12 +86,13 @@ from anysearch_jax.rollout.driver import run_groups as run_groups
 # Questions and passages.
 from anysearch_jax.world.world import World as World
 
-# Its words, its expert and its best agent.
+# Its facts, its words and its exact agents.
 from anysearch_jax.world.world_tokenizer import (
   build_tokenizer as world_tokenizer,
 )
-import anysearch_jax.world.expert as expert
+import anysearch_jax.world.expert_policy as world_agents
 import anysearch_jax.world.optimum as optimum
+import anysearch_jax.world.world as generated_world
 from anysearch_jax.retrieval.documents.folder import update as index_documents
 from anysearch_jax.retrieval.lexical import LexicalRetriever as LexicalRetriever
 from anysearch_jax.retrieval.pipeline import fuse as fuse
@@ -115,7 +116,7 @@ from anysearch_jax.evaluation.harness import Player as Player
 from anysearch_jax.evaluation.harness import Playing as Playing
 from anysearch_jax.evaluation.harness import evaluate as evaluate
 from anysearch_jax.evaluation.journal import claim as claim_folder
-from anysearch_jax.evaluation.harness import address as evaluation_address
+from anysearch_jax.types import evaluation_address as evaluation_address
 from anysearch_jax.evaluation.journal import Journal as Journal
 from anysearch_jax.evaluation.harness import each as run_each
 from anysearch_jax.evaluation.journal import read as read_episodes
@@ -202,8 +203,9 @@ __all__ = [
   "run_groups",
   "World",
   "world_tokenizer",
-  "expert",
+  "world_agents",
   "optimum",
+  "generated_world",
   "index_documents",
   "LexicalRetriever",
   "fuse",

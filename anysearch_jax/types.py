@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -130,6 +131,20 @@ class Address(NamedTuple):
   sample: int
   attempt: int = 0
   variant: int = 0
+
+
+def evaluation_address(question_id: str, *, seed: int, variant: int) -> Address:
+  """Returns the random address of an evaluated or asked episode.
+
+  Args:
+    question_id: the question's id.
+    seed: of the evaluation.
+    variant: distinguishes episodes that share their random numbers.
+  """
+  # Python's `hash` of a string differs between processes; CRC-32 does not.
+  # JSON can hold half of a surrogate pair.
+  number = zlib.crc32(question_id.encode(errors="surrogatepass"))
+  return Address(seed, number, sample=0, variant=variant)
 
 
 Place = tuple[int, int]

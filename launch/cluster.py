@@ -79,8 +79,7 @@ def trainers(mesh: config_lib.MeshConfig, *, serves: bool) -> int:
   if serves and count >= f.nodes:
     raise ValueError(
       f"--trainers: found {count}, expected below {f.nodes}, the number of "
-      "--nodes: servers have nodes of their own. On one node, run `anysearch "
-      "node` inside a job."
+      "--nodes: servers have nodes of their own."
     )
   devices = count * f.gpus
   if not serves and mesh.trainer:
@@ -144,6 +143,8 @@ def write(
     "NODES": f.nodes,
     "TRAINERS": training,
     "SAMPLERS": sampling,
+    # Of the nodes that need SGLang; alone, a node has both.
+    "SAMPLES": training if f.nodes > 1 else 0,
     "SERVERS": servers,
     "GPUS": f.gpus,
     "TP": size,

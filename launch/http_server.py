@@ -9,6 +9,12 @@ to read its answer. A few hundred connections with half a request could use up
 all file descriptors of the process and so keep other clients out. `Guard` gives
 each wait a deadline, and limits the connections. `OwnPages` keeps the web pages
 of others out.
+
+No other server of ASGI apps does both: granian (2.8) has a deadline for headers
+and stops accepting beyond its `backpressure`, so half-open connections keep
+other clients out until that deadline, and a client that reads nothing has no
+deadline; hypercorn (0.18) has no limit on connections, and its deadline for
+reading also ends clients that wait for a slow answer.
 """
 
 from __future__ import annotations
@@ -44,11 +50,6 @@ _ACCEPTED = 8
 _POLL = 0.05
 # Seconds within which a client must read its answer.
 _READING = 60
-# What is read and dropped of a body after its answer, as in nginx's lingering
-# close. Many clients send all of a body before they read, and a close with
-# unread bytes resets the connection, which destroys the answer.
-_LINGER_SECONDS = 30
-_LINGER_BYTES = 2**28
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?")
 # Descriptors reserved for files opened later and connections just accepted.
 _SPARE = 32
@@ -152,14 +153,11 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     super().__init__(**server)
     self._guard = guard
     self._deadline: asyncio.TimerHandle | None = None
-    self._keep_alive = True  # Whether the request and uvicorn allow it.
-    self.lingers: int | None = None  # Bytes that are still read and dropped.
 
   def connection_made(  # type: ignore[override]  # As uvicorn declares it.
     self, transport: asyncio.Transport
   ) -> None:
     super().connection_made(transport)
-    self.transport = _Transport(transport, self)  # type: ignore[assignment]
     guard = self._guard
     if len(self.connections) > guard.most:
       longest = next(iter(guard.waiting), None)
@@ -178,11 +176,6 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
-    if self.lingers is not None:
-      self.lingers -= len(data)
-      if self.lingers < 0:
-        self.end("request")
-      return
     if self._deadline is None:  # The first byte of a new request.
       self._end_after(self._guard.headers, "headers")
     super().data_received(data)
@@ -190,32 +183,15 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
   def on_headers_complete(self) -> None:
     self._end_after(self._guard.request, "request")
     super().on_headers_complete()
-    # An answer before the end of the body closes the connection: a client that
-    # waits for "100 Continue" then sends no body, but perhaps a next request.
-    self._keep_alive = self.cycle.keep_alive
-    self.cycle.keep_alive = False
+    if self.expect_100_continue:
+      # A client that is answered before its body sends none, but perhaps a next
+      # request, which would be read as the body.
+      self.cycle.keep_alive = False
 
   def on_message_complete(self) -> None:
-    self._guard.waiting.pop(self, None)
     super().on_message_complete()
-    self.cycle.keep_alive = self._keep_alive
-
-  def shutdown(self) -> None:
-    self._keep_alive = False
-    super().shutdown()
-
-  def close(self, transport: asyncio.Transport) -> None:
-    """Closes the connection once the client has sent the body it began."""
-    cycle = self.cycle
-    if self.lingers is None and cycle and cycle.response_complete:
-      if cycle.more_body and not transport.is_closing():
-        self._end_after(_LINGER_SECONDS, "request")
-        self._guard.waiting[self] = None
-        self.lingers = _LINGER_BYTES
-        transport.write_eof()
-        self.flow.resume_reading()
-        return
-    transport.close()
+    if not self.cycle.response_complete:
+      self._guard.waiting.pop(self, None)
 
   def on_response_complete(self) -> None:
     super().on_response_complete()
@@ -223,9 +199,10 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
       return  # The connection closes, or a pipelined request is next.
     self._guard.waiting[self] = None
     # uvicorn considers an answer sent even if the client has not begun to read
-    # it, so our deadline stays until the write buffer is empty. After that,
-    # uvicorn's keep-alive timeout applies until the next request.
-    if not self.transport.get_write_buffer_size():
+    # it, and drops the rest of a body that was answered before its end. Our
+    # deadline stays until both are over. After that, uvicorn's keep-alive
+    # timeout applies until the next request.
+    if not (self.cycle.more_body or self.transport.get_write_buffer_size()):
       self._stop()
 
   def end(self, reason: str) -> None:
@@ -244,22 +221,6 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     if self._deadline is not None:
       self._deadline.cancel()
       self._deadline = None
-
-
-class _Transport:
-  """uvicorn's transport, whose `close` is the protocol's."""
-
-  def __init__(self, transport: asyncio.Transport, protocol: _Protocol):
-    self._transport, self._protocol = transport, protocol
-
-  def __getattr__(self, name: str) -> Any:
-    return getattr(self._transport, name)
-
-  def is_closing(self) -> bool:
-    return self._protocol.lingers is not None or self._transport.is_closing()
-
-  def close(self) -> None:
-    self._protocol.close(self._transport)
 
 
 class OwnPages:

@@ -33,7 +33,6 @@ from collections.abc import Mapping, Sequence
 from absl import flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.host import captured_stderr
 from anysearch_jax.launch import (
   cluster,
   jax_setup,
@@ -56,6 +55,11 @@ _STARTED = 1800.0
 _EVERYWHERE = "0.0.0.0"  # noqa: S104  Other nodes ask.
 # What starts Python on the nodes of a target; elsewhere as here.
 _PYTHONS = {"jobset": ["python"], "skypilot": [".venv/bin/python"]}
+# Flags that a job of one node is given too.
+_OF_NODE = (
+  *("servers", "sglang_python", "port", "retriever_port", "memory"),
+  *("server_command", "deadline"),
+)
 # Flags that the trainer is not given as they are.
 _RESOLVED = ("config", "set_config", "output")
 _CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
@@ -337,11 +341,7 @@ def _server(
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
-    command += sglang.adapter_flags(
-      config.lora.rank,
-      config.lora.targets,
-      async_level=config.pipeline.async_level,
-    )
+    command += sglang.adapter_flags(config.lora.rank, config.lora.targets)
   env = {"CUDA_VISIBLE_DEVICES": gpus}
   if config.sglang.deltas:
     env["DELTAS"] = config.sglang.weights
@@ -379,8 +379,7 @@ def validate(
   Raises:
     ValueError: the configuration is invalid or does not fit the run.
   """
-  with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    import jax
+  import jax
 
   # A reward function that is tried may compute; the GPUs are for the parts.
   jax.config.update("jax_platforms", "cpu")
@@ -445,14 +444,15 @@ def main(argv: Sequence[str]) -> int:
       python=f.sglang_python,
       command=f.server_command,
     )
-  if f.target:
+  python = _PYTHONS.get(f.target) or shipped.python()
+  if f.nodes > 1 and f.target:
     serves = servers is not None
     training = cluster.trainers(config.mesh, serves=serves)
     roles = roles_of(
       config,
       words,
       output=output,
-      python=_PYTHONS.get(f.target) or shipped.python(),
+      python=python,
       servers=servers,
       training=training,
       gpus=f.gpus,
@@ -473,6 +473,14 @@ def main(argv: Sequence[str]) -> int:
     config, trainer, servers=servers, retriever_port=f.retriever_port
   )
   validate(config, main_part, output, allow_changes=f.allow_changes)
+  if f.target:  # One node, on which this command runs.
+    for name in _OF_NODE:
+      if f[name].present:
+        words.append(f"--{name}={f[name].value}")
+    node = (*python, "-m", "anysearch_jax.launch.node", *words)
+    roles = cluster.Roles(supervisor.Part("node", node))
+    cluster.write(config, roles, training=1, output=output)
+    return 0
   logs = pathlib.Path(f.log_dir or output / "logs")
   if f.dry_run:
     # As a user can run them by hand.

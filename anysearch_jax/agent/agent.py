@@ -21,7 +21,6 @@ from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol
-from anysearch_jax.evaluation import harness
 from anysearch_jax.host import loop, turns
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver, episode_state, searching
@@ -102,20 +101,6 @@ class Limits:
       return config
     room = min(config.answer_room, most // 2)
     return dataclasses.replace(config, max_generated=most, answer_room=room)
-
-
-def with_answer_room(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
-  """Keeps an eighth of what the policy may write for its answer.
-
-  A configuration that has `episode.answer_room` is returned unchanged.
-  """
-  e = config.episode
-  if e.answer_room:
-    return config
-  room = max(1, min(e.max_generated, e.max_context) // 8)
-  return config_lib.changed(config, episode={"answer_room": room})
 
 
 class Agent(contextlib.AbstractContextManager["Agent"]):
@@ -443,7 +428,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
         dataclasses.replace(self._parts, engine=told, config=config),
         budget=limits.budget,
         scaffold=self._scaffold,
-        address=harness.address(
+        address=types.evaluation_address(
           question.id, seed=limits.seed, variant=next(self._numbers)
         ),
         started=started,

@@ -17,7 +17,6 @@ import logging
 import math
 import pathlib
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -142,7 +141,7 @@ def _play(
       parts,
       budget=budget,
       scaffold=evaluation.scaffold,
-      address=address(question.id, seed=seed, variant=place),
+      address=types.evaluation_address(question.id, seed=seed, variant=place),
       inflight=inflight,
     )
     verdict = env.judge(trajectory)
@@ -166,14 +165,6 @@ def _play(
     if failed:
       why = driver.reasons(failed)
       _log.warning("%d episodes failed: %s", len(failed), why)
-
-
-def address(question_id: str, *, seed: int, variant: int) -> types.Address:
-  """Returns the random address of an evaluated episode, see `types.Address`."""
-  # Python's `hash` of a string differs between processes; CRC-32 does not.
-  # JSON can hold half of a surrogate pair.
-  number = zlib.crc32(question_id.encode(errors="surrogatepass"))
-  return types.Address(seed, number, sample=0, variant=variant)
 
 
 async def each(

@@ -11,6 +11,8 @@ from starlette import requests
 T = TypeVar("T")
 # Makes an error of an HTTP status and a sentence for the client.
 Refuse = Callable[[int, str], Exception]
+# Bytes of a body that are read before it is refused.
+_DROPPED = 2**28
 _GONE = 499, "The client left."  # No client reads it.
 
 
@@ -19,27 +21,40 @@ async def body(
 ) -> bytes:
   """Returns a request's body.
 
-  Raises what `refuse` makes: 413 beyond `most` bytes, 408 after `seconds`, 499
-  if the client left.
+  A longer body is read and dropped: many clients send all of it before they
+  read, and a close with unread bytes destroys the answer.
+
+  Args:
+    request: whose body has not been read.
+    most: bytes that a body may have.
+    seconds: in which it is due.
+    refuse: makes what is raised: 413 beyond `most` bytes, 408 after `seconds`,
+      499 if the client left.
   """
   too_large = refuse(413, f"The request has more than {most} bytes; send less.")
   length = request.headers.get("content-length", "")
   # As a float, because Python limits the digits of an int that it parses.
-  if length.isdecimal() and float(length) > most:
-    raise too_large
-  found = bytearray()
+  is_long = length.isdecimal() and float(length) > most
+  if is_long and "expect" in request.headers:
+    raise too_large  # Its client waits before it sends the body.
+  content = bytearray()
+  size = 0
   try:
     async with asyncio.timeout(seconds):
       async for part in request.stream():
-        found += part
-        if len(found) > most:
+        size += len(part)
+        if size <= most:
+          content += part
+        elif size > _DROPPED:
           raise too_large
   except TimeoutError as error:
     late = f"The body took more than {seconds:g} seconds."
     raise refuse(408, late) from error
   except requests.ClientDisconnect as error:
     raise refuse(*_GONE) from error
-  return bytes(found)
+  if size > most:
+    raise too_large
+  return bytes(content)
 
 
 async def unless_gone(

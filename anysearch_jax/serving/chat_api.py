@@ -6,45 +6,34 @@ stream it: https://docs.vllm.ai/en/latest/features/reasoning_outputs.html
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import fields, responses_api, wire
+from anysearch_jax.serving import fields, wire
 
 
-def read(values: Any, served: fields.Served) -> fields.Asked:
-  """Reads the body of `POST /v1/chat/completions`.
+class Request(fields.Request):
+  """The body of `POST /v1/chat/completions`."""
 
-  Raises fields.RequestError if a field cannot be honoured.
-  """
-  body = fields.Body(values)
-  messages = body.take("messages")
-  if not isinstance(messages, list) or not messages:
-    raise fields.refuse("messages", messages, "a list with a question")
-  turns = fields.turns(messages, "messages", ("text",))
-  question = fields.conversation(turns, cites=served.cites)
-  fields.tools(body, ())
-  body.take("web_search_options")
-  body.take("reasoning_effort")
-  form = body.take("response_format")
-  fields.plain_text("response_format", form, "'text'")
-  options = body.take(
-    "stream_options", lambda found: isinstance(found, Mapping), "an object"
-  )
-  asked = fields.asked(
-    body,
-    served,
-    question=question,
-    tokens=("max_completion_tokens", "max_tokens"),
-    choices=True,
-  )
-  usage = bool((options or {}).get("include_usage"))
-  return dataclasses.replace(asked, usage=usage)
+  messages: fields.Messages
+  max_completion_tokens: fields.Tokens | None = None
+  max_tokens: fields.Tokens | None = None
+  n: Annotated[int, pydantic.Field(ge=1, le=fields.MOST_CHOICES)] = 1
+  response_format: fields.Form = fields.Form()
+  web_search_options: Any = None
+  reasoning_effort: Any = None
+
+  def turns(self) -> list[tuple[str, str]]:
+    return fields.said_by(self.messages)
+
+  def token_limits(self) -> list[int | None]:
+    return [self.max_completion_tokens, self.max_tokens]
 
 
 class Writer:
@@ -129,7 +118,7 @@ def _reasoning(event: events.Event) -> str:
 
 
 def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
-  cited = responses_api.citations(reply, cites)
+  cited = wire.citations(reply, cites)
   return {
     "role": "assistant",
     "content": reply.answer,

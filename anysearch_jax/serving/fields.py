@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
 
 from anysearch_jax import budgets
 from anysearch_jax import config as config_lib
@@ -19,13 +22,26 @@ from anysearch_jax.environment import citations
 # At this length a text is certainly no question.
 _CHARACTERS = 200_000
 _STOPS = 4  # As in OpenAI's API.
-_CHOICES = 8  # The most answers to one request.
+MOST_CHOICES = 8  # The most answers to one request.
 # Fields without an effect on an answer.
 _HARMLESS = frozenset(
-  "user metadata store service_tier safety_identifier prompt_cache_key "
-  "prompt_cache_retention parallel_tool_calls verbosity".split()
+  (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "verbosity",
+  )
 )
-_ROLES = ("system", "developer", "user", "assistant")
+# What pydantic's messages have around the value that it expects.
+_AROUND = re.compile(
+  r"^(Input|List|String) should (be |have )?|^Value error, "
+  r"| after validation, not \d+$"
+)
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -160,91 +176,158 @@ class Asked:
     return dataclasses.replace(self.caps, searches=self.budget)
 
 
-class Body:
-  """The JSON object of a request, whose fields are taken one by one.
+def _texts(content: Any) -> Any:
+  """Returns a content that is a text as a list of one part."""
+  if isinstance(content, str):
+    return [{"type": "text", "text": content}]
+  return content
 
-  Raises:
-    RequestError: by every method, for a value that cannot be honoured.
+
+def _stops(texts: Any) -> Any:
+  """Returns a single text as a list of one."""
+  return [texts] if isinstance(texts, str) else texts
+
+
+def _is_off(flag: bool) -> bool:
+  if flag:
+    raise ValueError("false; this service has no other")
+  return flag
+
+
+class _Part(pydantic.BaseModel):
+  type: Literal["text", "input_text", "output_text"]
+  text: str
+
+
+Texts = Annotated[list[_Part], pydantic.BeforeValidator(_texts)]
+
+
+class Message(pydantic.BaseModel):
+  """A message of a conversation; its content is one or several texts."""
+
+  type: Literal["message"] = "message"
+  role: Literal["system", "developer", "user", "assistant"]
+  content: Texts
+
+
+Messages = Annotated[list[Message], pydantic.Field(min_length=1)]
+
+
+class Form(pydantic.BaseModel):
+  """The form of an answer."""
+
+  type: Literal["text"] = "text"
+
+
+class _Tool(pydantic.BaseModel):
+  type: str
+
+
+class _StreamOptions(pydantic.BaseModel):
+  include_usage: bool = False
+
+
+Off = Annotated[bool, pydantic.AfterValidator(_is_off)]
+Tokens = Annotated[int, pydantic.Field(ge=1, le=2**31)]
+_Searches = Annotated[int, pydantic.Field(ge=0, le=2**31)]
+_Zero = Annotated[float, pydantic.Field(ge=0, le=0)]
+_Stop = Annotated[str, pydantic.Field(min_length=1)]
+
+
+class Request(pydantic.BaseModel):
+  """The fields that both APIs have. A null means that a field is absent.
+
+  OpenAI's APIs describe them, but for `budget`, `search_budget` and
+  `max_tool_calls`, which say what an answer may spend, and `deadline`.
   """
 
-  def __init__(self, values: Any):
-    if not isinstance(values, Mapping):
-      raise RequestError(
-        400, "Found a body that is no JSON object, expected one."
-      )
-    self._left = {k: v for k, v in values.items() if v is not None}
+  model_config = pydantic.ConfigDict(
+    strict=True, extra="forbid", allow_inf_nan=False
+  )
+  search_tools: ClassVar[tuple[str, ...]] = ()
 
-  def take(
-    self,
-    name: str,
-    fits: Callable[[Any], bool] = lambda found: True,
-    expected: str = "",
-  ) -> Any:
-    """Returns a field, None if it is absent, and marks it as read."""
-    found = self._left.pop(name, None)
-    if found is not None and not fits(found):
-      raise refuse(name, found, expected)
-    return found
+  model: str | None = None
+  budget: str | None = None
+  max_tool_calls: _Searches | None = None
+  search_budget: _Searches | None = None
+  tool_choice: Literal["auto", "none"] = "auto"
+  tools: list[_Tool] = []
+  stream: bool = False
+  stream_options: _StreamOptions = _StreamOptions()
+  # Answer `i` has the seed `seed + i`.
+  seed: Annotated[int, pydantic.Field(ge=0, lt=2**32 - MOST_CHOICES)] = 42
+  deadline: Annotated[float, pydantic.Field(gt=0)] = math.inf
+  temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
+  top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
+  presence_penalty: _Zero = 0
+  frequency_penalty: _Zero = 0
+  logprobs: Off = False
+  stop: Annotated[
+    list[_Stop],
+    pydantic.Field(max_length=_STOPS),
+    pydantic.BeforeValidator(_stops),
+  ] = []
+  n: int = pydantic.Field(default=1, ge=1, le=1)
 
-  def flag(self, name: str) -> bool:
-    """Returns a truth value; absent is False."""
-    return bool(self.take(name, _is(bool), "true or false"))
+  @pydantic.model_validator(mode="before")
+  @classmethod
+  def _without_effect(cls, values: Any) -> Any:
+    if not isinstance(values, dict):
+      return values
+    return {
+      name: value
+      for name, value in values.items()
+      if value is not None and name not in _HARMLESS
+    }
 
-  def whole(self, name: str, *, least: int, most: int) -> int | None:
-    """Returns a whole number, None if it is absent."""
-    return self.take(
-      name,
-      lambda found: _is(int)(found) and least <= found <= most,
-      f"a whole number from {least} to {most}",
-    )
+  @pydantic.field_validator("tools")
+  @classmethod
+  def _search(cls, tools: list[_Tool]) -> list[_Tool]:
+    for tool in tools:
+      if tool.type not in cls.search_tools:
+        expected = ", ".join(cls.search_tools) or "no tools"
+        raise refuse(
+          "tools",
+          tool.type,
+          f"{expected}: this policy searches and has no other tool",
+        )
+    return tools
 
-  def number(
-    self, name: str, fits: Callable[[float], bool], expected: str
-  ) -> float | None:
-    """Returns a number that fits, None if it is absent."""
-    return self.take(
-      name,
-      lambda found: (_is(int)(found) or _is(float)(found)) and fits(found),
-      expected,
-    )
+  def turns(self) -> list[tuple[str, str]]:
+    """Returns role and text of each message."""
+    raise NotImplementedError
 
-  def same(self, name: str, *served: Any) -> None:
-    """Accepts a field only with one of the values that hold anyway."""
-    values = " or ".join(map(repr, served)) or "no such field"
-    expected = f"{values}; this service has no other"
-    kinds = [(_is(bool)(value), value) for value in served]  # True equals 1.
-    self.take(name, lambda found: (_is(bool)(found), found) in kinds, expected)
-
-  def end(self) -> None:
-    """Refuses the fields that nothing has read."""
-    for name, found in self._left.items():
-      if name not in _HARMLESS:
-        expected = "no such field: this service does not know or offer it"
-        raise refuse(name, found, expected, code="unsupported_parameter")
+  def token_limits(self) -> list[int | None]:
+    """Returns the limits of the tokens of an answer."""
+    raise NotImplementedError
 
 
-def _is(kind: type) -> Callable[[Any], bool]:
-  """Returns whether a value has a type; a truth value is no number."""
-  return lambda found: type(found) is kind
+def text_of(parts: Sequence[_Part]) -> str:
+  """Returns the text of a content."""
+  return "\n".join(part.text for part in parts)
 
 
-def asked(
-  body: Body,
-  served: Served,
-  *,
-  question: str,
-  tokens: Sequence[str],
-  choices: bool = False,
-) -> Asked:
-  """Reads the fields that both APIs have, and ends the body.
+def said_by(messages: Sequence[Message]) -> list[tuple[str, str]]:
+  """Returns role and text of each message."""
+  return [(message.role, text_of(message.content)) for message in messages]
+
+
+def read(api: type[Request], body: bytes, served: Served) -> Asked:
+  """Reads the JSON of a request.
 
   Args:
-    body: whose other fields have been taken.
+    api: the fields of the API that is asked.
+    body: of the request.
     served: what may be asked.
-    question: from the API's own fields.
-    tokens: the API's names for the limit of tokens; at most one may be given.
-    choices: whether the API has `n`.
+
+  Raises:
+    RequestError: a field cannot be honoured.
   """
+  try:
+    request = api.model_validate_json(body)
+  except pydantic.ValidationError as error:
+    raise _refusal(error) from error
+  question = conversation(request.turns(), cites=served.cites)
   if not question.strip():
     raise RequestError(
       400, "Found no question, expected a text.", code="no_question"
@@ -256,131 +339,114 @@ def asked(
       f"{_CHARACTERS}.",
       code="context_length_exceeded",
     )
-  model, named = _model(body, served)
-  stream = body.flag("stream")
-  for name in ("top_k", "logit_bias", "top_logprobs"):
-    body.same(name)
-  for name in ("presence_penalty", "frequency_penalty"):
-    body.same(name, 0)
-  body.same("logprobs", False)
-  limits = [body.whole(name, least=1, most=2**31) for name in tokens]
-  n = (body.whole("n", least=1, most=_CHOICES) or 1) if choices else 1
-  caps = _caps(body, served)
-  seed = body.whole("seed", least=0, most=2**32 - 1 - n)
-  seconds = body.number(
-    "deadline", lambda found: 0 < found < math.inf, "seconds above 0"
-  )
-  temperature = body.number(
-    "temperature", lambda found: 0 <= found <= 2, "a number from 0 to 2"
-  )
-  top_p = body.number(
-    "top_p", lambda found: 0 < found <= 1, "a number from above 0 to 1"
-  )
-  own = {"temperature": temperature, "top_p": top_p}
-  drawn: dict[str, Any] = {k: float(v) for k, v in own.items() if v is not None}
+  model, searches = _model(request, served)
+  caps = _caps(request, served)
+  own = {"temperature": request.temperature, "top_p": request.top_p}
+  drawn: dict[str, Any] = {k: v for k, v in own.items() if v is not None}
   sampling = dataclasses.replace(served.sampling, **drawn)
-  result = Asked(
+  limits = [limit for limit in request.token_limits() if limit is not None]
+  return Asked(
     question=question,
     model=model,
-    budget=_budget(body, served, named, caps),
-    max_tokens=min(served.max_tokens, caps.tokens, *filter(None, limits)),
-    seed=42 if seed is None else seed,
-    deadline=float(min(seconds or served.seconds, served.seconds)),
-    stream=stream,
+    budget=_budget(request, served, searches, caps),
+    max_tokens=min(served.max_tokens, caps.tokens, *limits),
+    seed=request.seed,
+    deadline=min(request.deadline, served.seconds),
+    stream=request.stream,
     sampling=None if sampling == served.sampling else sampling,
-    stop=_stop(body),
-    choices=n,
+    stop=tuple(request.stop),
+    choices=request.n,
     caps=caps.beyond_searches,
+    usage=request.stream_options.include_usage,
   )
-  body.end()
-  return result
 
 
-def _stop(body: Body) -> tuple[str, ...]:
-  found = body.take("stop")
-  texts = [found] if isinstance(found, str) else [] if found is None else found
-  whole = isinstance(texts, list) and len(texts) <= _STOPS
-  if not whole or not all(isinstance(text, str) and text for text in texts):
-    raise refuse("stop", found, f"a text, or a list of at most {_STOPS}")
-  return tuple(texts)
+def _refusal(error: pydantic.ValidationError) -> RequestError:
+  """Returns the first error of a body as a sentence."""
+  first, *_ = error.errors(include_url=False, include_context=False)
+  path = [name for name in first["loc"] if name != "type"]
+  # Of a list, its field is named.
+  numbers = [i for i, name in enumerate(path) if isinstance(name, int)]
+  param = ".".join(map(str, path[: numbers[0] if numbers else None]))
+  if not param:
+    return RequestError(
+      400,
+      f"Found a body that is no JSON object ({first['msg']}), expected one.",
+    )
+  if first["type"] == "missing":
+    return RequestError(
+      400, f"{param}: found nothing, expected a value.", param=param
+    )
+  if first["type"] == "extra_forbidden":
+    return refuse(
+      param,
+      first["input"],
+      "no such field: this service does not know or offer it, and stores "
+      "nothing between requests",
+      code="unsupported_parameter",
+    )
+  return refuse(param, first["input"], _AROUND.sub("", first["msg"]))
 
 
-def _model(body: Body, served: Served) -> tuple[str, int | None]:
+def _model(request: Request, served: Served) -> tuple[str, int | None]:
   """Returns the model's name and the budget that it carries, as in name@3."""
-  model = body.take("model")
+  model = request.model
   if model is None:
     return served.model, None
   names = (served.model, "anysearch")
   if model in names:
     return model, None
-  name, at, budget = str(model).rpartition("@")
+  name, at, budget = model.rpartition("@")
   if not at or name not in names:
     known = f"{served.model!r} (or '{served.model}@3' for a budget of 3)"
     raise refuse("model", model, known, status=404, code="model_not_found")
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
     raise refuse("model", model, "a number of searches after @")
-  return str(model), int(budget)
+  return model, int(budget)
 
 
-def _caps(body: Body, served: Served) -> budgets.Budget:
+def _caps(request: Request, served: Served) -> budgets.Budget:
   """Returns the budget of the field `budget`, such as searches=3,tokens=256."""
-  found = body.take("budget", _is(str), "a text such as searches=3,tokens=256")
-  if found is None:
+  if request.budget is None:
     return budgets.NO_CAPS
   try:
-    caps = budgets.parse(found, served.prices)
+    caps = budgets.parse(request.budget, served.prices)
   except ValueError as error:
     raise RequestError(400, f"budget: {error}", param="budget") from error
   if caps.dollars < math.inf and not served.prices:
     raise refuse(
-      "budget", found, "other units than dollars; this service has no prices"
+      "budget",
+      request.budget,
+      "other units than dollars; this service has no prices",
     )
   return caps
 
 
 def _budget(
-  body: Body, served: Served, named: int | None, caps: budgets.Budget
+  request: Request, served: Served, named: int | None, caps: budgets.Budget
 ) -> int:
+  """Returns the searches of an answer, which several fields may say."""
   given = {
     "model": named,
     "budget": caps.searches if "searches" in caps.units else None,
+    "max_tool_calls": request.max_tool_calls,
+    "search_budget": request.search_budget,
   }
-  for name in ("max_tool_calls", "search_budget"):
-    given[name] = body.whole(name, least=0, most=2**31)
-  found = {name: n for name, n in given.items() if n is not None}
-  if len(set(found.values())) > 1:
-    said = ", ".join(f"{name} {n}" for name, n in found.items())
+  asked = {name: n for name, n in given.items() if n is not None}
+  if len(set(asked.values())) > 1:
+    listed = ", ".join(f"{name} {n}" for name, n in asked.items())
     raise RequestError(
-      400, f"Found different budgets ({said}), expected one.", param=min(found)
+      400,
+      f"Found different budgets ({listed}), expected one.",
+      param=min(asked),
     )
-  choice = body.take(
-    "tool_choice", lambda found: found in ("auto", "none"), "'auto' or 'none'"
-  )
-  if choice == "none":
+  if request.tool_choice == "none":
     return 0
-  for name, budget in found.items():
+  for name, budget in asked.items():
     if budget > served.max_budget:
       raise refuse(name, budget, f"at most {served.max_budget} searches")
     return budget
   return min(served.budget, served.max_budget)
-
-
-def tools(body: Body, known: Collection[str]) -> None:
-  """Accepts tools only if they search; the policy has no others."""
-  for tool in body.take("tools", _is(list), "a list") or ():
-    kind = tool.get("type") if isinstance(tool, Mapping) else tool
-    if kind not in known:
-      expected = ", ".join(sorted(known)) or "no tools"
-      raise refuse(
-        "tools", kind, f"{expected}: this policy searches and has no other tool"
-      )
-
-
-def plain_text(param: str, form: Any, expected: str) -> None:
-  """Accepts a form of answers only if it is plain text."""
-  kind = form.get("type") if isinstance(form, Mapping) else form
-  if kind not in (None, "text"):
-    raise refuse(param, kind, expected)
 
 
 def conversation(
@@ -393,10 +459,6 @@ def conversation(
   as `role: text`, and the last message after `question:`. With `cites`, earlier
   answers lose their numbers, because each question counts its passages from 1.
   """
-  if not turns:
-    raise RequestError(
-      400, "Found no message, expected a question.", code="no_question"
-    )
   role, last = turns[-1]
   if role != "user":
     raise RequestError(
@@ -411,36 +473,3 @@ def conversation(
     for role, text in turns[:-1]
   )
   return "\n".join([*earlier, f"question: {last}"])
-
-
-def turns(
-  messages: Sequence[Any], param: str, kinds: Collection[str]
-) -> list[tuple[str, str]]:
-  """Returns role and text of each message of the field `param`."""
-  found = []
-  for message in messages:
-    given = message if isinstance(message, Mapping) else {"type": None}
-    kind, role = given.get("type", "message"), given.get("role")
-    if kind != "message" or role not in _ROLES:
-      expected = f"messages with a text and a role of {', '.join(_ROLES)}"
-      raise refuse(param, message, expected)
-    found.append((role, text_of(given.get("content"), param, kinds)))
-  return found
-
-
-def text_of(content: Any, param: str, kinds: Collection[str]) -> str:
-  """Returns the text of the content of a message, the field `param`.
-
-  It is a text, or a list of parts with `text` whose `type` is one of `kinds`.
-  """
-  if isinstance(content, str):
-    return content
-  if not isinstance(content, list):
-    raise refuse(param, content, "a text or a list of texts")
-  texts = []
-  for part in content:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in kinds or not isinstance(part.get("text"), str):
-      raise refuse(param, part, f"texts of type {' or '.join(kinds)}")
-    texts.append(part["text"])
-  return "\n".join(texts)

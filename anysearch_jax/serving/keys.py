@@ -24,14 +24,11 @@ import pathlib
 import re
 import secrets
 import sqlite3
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from anysearch_jax import budgets, types
-from anysearch_jax.agent import events
+from anysearch_jax import budgets
 from anysearch_jax.config import settings
 from anysearch_jax.host import json_files, run_lock
 from anysearch_jax.serving import fields
@@ -278,98 +275,3 @@ class Guard:
 
 def _hash(key: str) -> str:
   return hashlib.sha256(key.encode()).hexdigest()
-
-
-class EndedError(Exception):
-  """The request has ended: its client left, or another answer to it failed."""
-
-
-@dataclasses.dataclass
-class Account:
-  """What a request used, for logs, metrics and its key.
-
-  `tell` runs in the agent's thread, the rest in the service's.
-
-  replies: of the questions that have ended.
-  begun: questions that had a place, ended or not.
-  searches: made so far, by questions that have not ended as well.
-  heard: whether anything beyond the budget was told.
-  status: of the response.
-  ends: is closed when the request has ended.
-  """
-
-  route: str
-  id: str = dataclasses.field(default_factory=fields.new_id)
-  key: str = ""
-  asked: fields.Asked | None = None
-  replies: list[events.Reply] = dataclasses.field(default_factory=list)
-  begun: int = 0
-  searches: int = 0
-  heard: bool = False
-  status: int = 200
-  started: float = dataclasses.field(default_factory=time.monotonic)
-  ends: contextlib.ExitStack = dataclasses.field(
-    default_factory=contextlib.ExitStack
-  )
-  _ended: bool = False
-  _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-
-  def tell(self, event: events.Event) -> None:
-    """Counts what an event costs, before it is made.
-
-    Raises:
-      EndedError: the request has ended, and what it used was read. Nothing may
-        be used after that, so the episode ends here.
-    """
-    with self._lock:
-      if self._ended:
-        raise EndedError
-      match event:
-        case events.Budget(used=0):
-          self.begun += 1
-        case events.Searching():
-          self.searches += 1
-        case events.Answer(reply):
-          self.replies.append(reply)
-
-  def close(self) -> None:
-    """Ends the request; what it used is final."""
-    with self._lock:
-      self._ended = True
-    self.ends.close()
-
-  def used(self) -> tuple[int, int]:
-    """Returns the searches, and the most tokens that can have been used.
-
-    A question that was cut short can have used all of its tokens.
-    """
-    replies = tuple(self.replies)
-    cut = self.begun - len(replies)
-    most = self.asked.max_tokens if self.asked else 0
-    return self.searches, sum(r.tokens for r in replies) + cut * most
-
-  @property
-  def failures(self) -> list[str]:
-    """Why the engine or the retriever failed, for the log only."""
-    failed = types.Outcome.FAILED
-    return [r.reason for r in self.replies if r.outcome is failed]
-
-  def line(
-    self, status: int, seconds: float, with_question: bool
-  ) -> dict[str, Any]:
-    """Returns the values of the request's line in the log."""
-    values: dict[str, Any] = {
-      "request": self.id,
-      "route": self.route,
-      "status": status,
-      "key": self.key,
-      "seconds": round(seconds, 3),
-      "budget": self.asked.budget if self.asked else None,
-      "searches": self.searches,
-      "tokens": sum(reply.tokens for reply in self.replies),
-      "outcomes": [str(reply.outcome) for reply in self.replies],
-      "failures": self.failures,
-    }
-    if with_question and self.asked:
-      values["question"] = self.asked.question
-    return values

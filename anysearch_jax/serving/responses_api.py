@@ -7,116 +7,62 @@ https://platform.openai.com/docs/api-reference/responses and -streaming.
 from __future__ import annotations
 
 import itertools
-import re
 import time
-import urllib.parse
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.environment import citations as citation_lib
 from anysearch_jax.environment import records
 from anysearch_jax.serving import fields, wire
 
 Item = dict[str, Any]
-_TOOLS = ("web_search", "web_search_2025_08_26", "web_search_preview")
-_MARK = re.compile(r"\[([0-9]+)\]")
-_TEXTS = ("input_text", "output_text", "text")
+# Of an earlier response, sent back with its message.
+_OTHER_ITEMS = ("reasoning", "web_search_call")
 
 
-def read(values: Any, served: fields.Served) -> fields.Asked:
-  """Reads the body of `POST /v1/responses`.
-
-  Raises fields.RequestError if a field cannot be honoured.
-  """
-  body = fields.Body(values)
-  turns = _turns(body.take("input"))
-  instructions = body.take("instructions")
-  if instructions is not None:
-    text = fields.text_of(instructions, "instructions", _TEXTS)
-    turns = [("instructions", text), *turns]
-  fields.tools(body, _TOOLS)
-  for name in ("previous_response_id", "conversation", "prompt"):
-    if (found := body.take(name)) is not None:
-      raise fields.refuse(
-        name,
-        found,
-        "no such field, because this service stores nothing; send the earlier "
-        "messages in `input`",
-      )
-  body.same("background", False)
-  body.same("truncation", "auto", "disabled")
-  body.take("reasoning")
-  body.take("include")
-  body.take("stream_options")
-  form = body.take("text")
-  if isinstance(form, Mapping):
-    form = form.get("format")
-  fields.plain_text("text.format", form, "'text': answers are plain text")
-  return fields.asked(
-    body,
-    served,
-    question=fields.conversation(turns, cites=served.cites),
-    tokens=("max_output_tokens",),
-  )
+class _Text(pydantic.BaseModel):
+  format: fields.Form = fields.Form()
 
 
-def _turns(found: Any) -> list[tuple[str, str]]:
-  """Returns role and text of each message of `input`."""
-  if found is None:
-    raise fields.RequestError(
-      400, "input: found nothing, expected a question.", param="input"
-    )
-  if isinstance(found, str):
-    return [("user", found)]
-  if not isinstance(found, list):
-    raise fields.refuse("input", found, "a text or a list of messages")
-  # Of an earlier response, sent back with its message.
-  others = ("reasoning", "web_search_call")
-  messages = [
-    item
-    for item in found
-    if not isinstance(item, Mapping) or item.get("type") not in others
-  ]
-  return fields.turns(messages, "input", _TEXTS)
-
-
-def source(passage: types.Passage) -> str:
-  """Returns the URL of a passage: its id, if that is one, or a URN."""
-  if passage.id.startswith(("http://", "https://")):
-    return passage.id
-  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
-
-
-def citations(reply: events.Reply, cites: bool) -> list[Item]:
-  """Returns the citations of an answer.
-
-  With `cites` there is one for each mark such as `[2]`, with the number and the
-  place in the document. Otherwise there is one for each passage that was shown:
-  the policy has read it, which does not prove the answer.
-  """
-  text = reply.answer or ""
-  if cites:
-    known = dict(reply.citations)
-    marks = ((mark.span(), int(mark[1])) for mark in _MARK.finditer(text))
-    found = [(*at, known[n], {"number": n}) for at, n in marks if n in known]
-  else:
-    shown = {source(p): p for each in reply.documents for p in each}
-    found = [(0, len(text), passage, {}) for passage in shown.values()]
+def _messages(content: Any) -> Any:
+  """Returns an input as messages."""
+  if isinstance(content, str):
+    return [{"role": "user", "content": content}]
+  if not isinstance(content, list):
+    raise ValueError("a text or a list of messages")
   return [
-    {
-      "type": "url_citation",
-      "url": source(passage),
-      "title": citation_lib.title(passage),
-      "start_index": start,
-      "end_index": end,
-      **number,
-      **records.source(passage),
-    }
-    for start, end, passage, number in found
+    item
+    for item in content
+    if not isinstance(item, Mapping) or item.get("type") not in _OTHER_ITEMS
   ]
+
+
+class Request(fields.Request):
+  """The body of `POST /v1/responses`."""
+
+  search_tools = ("web_search", "web_search_2025_08_26", "web_search_preview")
+
+  input: Annotated[fields.Messages, pydantic.BeforeValidator(_messages)]
+  instructions: fields.Texts | None = None
+  max_output_tokens: fields.Tokens | None = None
+  background: fields.Off = False
+  truncation: Literal["auto", "disabled"] = "disabled"
+  text: _Text = _Text()
+  reasoning: Any = None
+  include: Any = None
+
+  def turns(self) -> list[tuple[str, str]]:
+    messages = fields.said_by(self.input)
+    if self.instructions is None:
+      return messages
+    return [("instructions", fields.text_of(self.instructions)), *messages]
+
+  def token_limits(self) -> list[int | None]:
+    return [self.max_output_tokens]
 
 
 class Writer:
@@ -214,7 +160,7 @@ class Writer:
     item = self._items[-1]
     item["status"] = "completed"
     item["action"]["sources"] = [
-      {"type": "url", "url": source(passage)} for passage in found.passages
+      {"type": "url", "url": wire.source(passage)} for passage in found.passages
     ]
     # OpenAI's own item has no texts; clients ignore what they do not know.
     item["results"] = records.passages(found.passages)
@@ -237,7 +183,7 @@ class Writer:
     part = {
       "type": "output_text",
       "text": text,
-      "annotations": citations(reply, self._served.cites),
+      "annotations": wire.citations(reply, self._served.cites),
       "logprobs": [],
     }
     item = self._add(

@@ -132,6 +132,101 @@ class _Metrics:
     self._turns.inc(sum(span.author is types.Author.MODEL for span in spans))
 
 
+class EndedError(Exception):
+  """The request has ended: its client left, or another answer to it failed."""
+
+
+@dataclasses.dataclass
+class Account:
+  """What a request used, for logs, metrics and its key.
+
+  `tell` runs in the agent's thread, the rest in the service's.
+
+  replies: of the questions that have ended.
+  begun: questions that had a place, ended or not.
+  searches: made so far, by questions that have not ended as well.
+  heard: whether anything beyond the budget was told.
+  status: of the response.
+  ends: is closed when the request has ended.
+  """
+
+  route: str
+  id: str = dataclasses.field(default_factory=fields.new_id)
+  key: str = ""
+  asked: fields.Asked | None = None
+  replies: list[events.Reply] = dataclasses.field(default_factory=list)
+  begun: int = 0
+  searches: int = 0
+  heard: bool = False
+  status: int = 200
+  started: float = dataclasses.field(default_factory=time.monotonic)
+  ends: contextlib.ExitStack = dataclasses.field(
+    default_factory=contextlib.ExitStack
+  )
+  _ended: bool = False
+  _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+  def tell(self, event: events.Event) -> None:
+    """Counts what an event costs, before it is made.
+
+    Raises:
+      EndedError: the request has ended, and what it used was read. Nothing may
+        be used after that, so the episode ends here.
+    """
+    with self._lock:
+      if self._ended:
+        raise EndedError
+      match event:
+        case events.Budget(used=0):
+          self.begun += 1
+        case events.Searching():
+          self.searches += 1
+        case events.Answer(reply):
+          self.replies.append(reply)
+
+  def close(self) -> None:
+    """Ends the request; what it used is final."""
+    with self._lock:
+      self._ended = True
+    self.ends.close()
+
+  def used(self) -> tuple[int, int]:
+    """Returns the searches, and the most tokens that can have been used.
+
+    A question that was cut short can have used all of its tokens.
+    """
+    replies = tuple(self.replies)
+    cut = self.begun - len(replies)
+    most = self.asked.max_tokens if self.asked else 0
+    return self.searches, sum(r.tokens for r in replies) + cut * most
+
+  @property
+  def failures(self) -> list[str]:
+    """Why the engine or the retriever failed, for the log only."""
+    failed = types.Outcome.FAILED
+    return [r.reason for r in self.replies if r.outcome is failed]
+
+  def line(
+    self, status: int, seconds: float, with_question: bool
+  ) -> dict[str, Any]:
+    """Returns the values of the request's line in the log."""
+    values: dict[str, Any] = {
+      "request": self.id,
+      "route": self.route,
+      "status": status,
+      "key": self.key,
+      "seconds": round(seconds, 3),
+      "budget": self.asked.budget if self.asked else None,
+      "searches": self.searches,
+      "tokens": sum(reply.tokens for reply in self.replies),
+      "outcomes": [str(reply.outcome) for reply in self.replies],
+      "failures": self.failures,
+    }
+    if with_question and self.asked:
+      values["question"] = self.asked.question
+    return values
+
+
 @dataclasses.dataclass(eq=False)
 class Service:
   """The shared state of an app's routes.
@@ -215,7 +310,8 @@ class Service:
         raise STOPPING
       key = self._key(request)
       account.key = key.name if key else ""
-      asked = api.read(await wire.read(request), self.served)
+      body = await wire.read(request)
+      asked = fields.read(api.Request, body, self.served)
       refusal = await asyncio.to_thread(self.agent.refusal, asked.question)
       if refusal is not None:
         raise fields.RequestError(400, refusal, code="unknown_words")
@@ -248,7 +344,7 @@ class Service:
   async def _chunks(
     self,
     writer: responses_api.Writer | chat_api.Writer,
-    account: keys.Account,
+    account: Account,
     asked: fields.Asked,
   ) -> AsyncGenerator[bytes]:
     """Yields the stream of a request, in the words of its API."""
@@ -266,7 +362,7 @@ class Service:
       yield writer.framed(writer.refused(error))
 
   async def _told(
-    self, account: keys.Account, asked: fields.Asked
+    self, account: Account, asked: fields.Asked
   ) -> AsyncGenerator[tuple[int, events.Event] | None]:
     """Yields an answer's index and event as it comes; None after a silence."""
     told: asyncio.Queue[tuple[int, events.Event] | None] = asyncio.Queue()
@@ -293,7 +389,7 @@ class Service:
 
   async def _play(
     self,
-    account: keys.Account,
+    account: Account,
     asked: fields.Asked,
     tell: Callable[[int, events.Event], None],
     *,
@@ -333,7 +429,7 @@ class Service:
 
   def _count_event(
     self,
-    account: keys.Account,
+    account: Account,
     tell: Callable[[int, events.Event], None],
     index: int,
     event: events.Event,
@@ -358,12 +454,12 @@ class Service:
     tell(index, event)
 
   @contextlib.contextmanager
-  def _account(self, route: str) -> Iterator[keys.Account]:
+  def _account(self, route: str) -> Iterator[Account]:
     """Opens the account of a request and closes it if the request fails.
 
     A response that streams closes its account itself, at its end.
     """
-    account = keys.Account(route)
+    account = Account(route)
     try:
       yield account
     except BaseException as error:
@@ -375,7 +471,7 @@ class Service:
     if account.asked is None or not account.asked.stream:
       self._close(account, 200)
 
-  def _close(self, account: keys.Account, status: int) -> None:
+  def _close(self, account: Account, status: int) -> None:
     account.close()
     seconds = time.monotonic() - account.started
     self._metrics.responded(account.route, status, seconds)
@@ -388,7 +484,7 @@ class Service:
     return self.guard.key(request.headers.get("authorization"))
 
   def _begin(
-    self, account: keys.Account, key: keys.Key | None, asked: fields.Asked
+    self, account: Account, key: keys.Key | None, asked: fields.Asked
   ) -> None:
     """Charges the key and counts the request until it ends."""
     if self._running + asked.choices > self.most:

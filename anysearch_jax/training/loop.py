@@ -19,9 +19,10 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
 from anysearch_jax.algorithms import method as method_lib
 from anysearch_jax.config import settings as config_settings
+from anysearch_jax.environment import spec
 from anysearch_jax.host import processes
 from anysearch_jax.policy import decoder, hf, lora
-from anysearch_jax.rollout import engines, searching
+from anysearch_jax.rollout import engines, episode, searching
 from anysearch_jax.rollout.jax_engine import engine as jax_engine
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
@@ -149,7 +150,6 @@ class Trainer:
     hangs: Callable[[], None] = lambda: None,
   ):
     self._config = config
-    self._environment = method.environment
     self._hangs, self._longest = hangs, 0.0
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
@@ -180,7 +180,18 @@ class Trainer:
       del published
     # Without the weights: the learner owns them now.
     self._policy = policy._replace(params={})
-    self._stream = collection.QuestionStream.of(questions, config)
+    self._stream = collection.QuestionStream(
+      questions,
+      groups=config.questions,
+      samples=config.group,
+      extra_groups=config.pipeline.extra_groups,
+      searchless=config.searchless,
+    )
+    plain = self._prompt(method.environment, scaffold=False)
+    scaffolded = self._prompt(method.environment, scaffold=True)
+    prompts = {"scaffold": scaffolded[0], "plain": plain[0]}
+    first = scaffolded if config.curriculum.phase1_scaffold else plain
+    self._fingerprint = first[1]
     self._engine = engine
     if config.engine.exact:
       assert isinstance(engine, jax_engine.JaxEngine)
@@ -195,6 +206,7 @@ class Trainer:
         config,
         self._stream,
         method=method,
+        prompt=self._fingerprint,
         codec=policy.tokenizer,
         engine=engine,
         retriever=retriever,
@@ -208,16 +220,18 @@ class Trainer:
     self._phases = learner_lib.Phases(
       self._learner, self._engine, config=config, timeline=self._timeline
     )
-    shown = {"scaffold": True, "plain": False}
-    prompts = {name: self._prompt(on)[0] for name, on in shown.items()}
     metrics.begin(folder, self._policy, prompts)
 
-  def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
-    return self._stream.prompt(
-      self._policy.tokenizer,
+  def _prompt(
+    self, environment: spec.Environment, *, scaffold: bool
+  ) -> tuple[str, list[int]]:
+    """Returns the first question's prompt, as the policy reads it."""
+    return episode.prompt(
+      self._stream.questions[0],
+      budget=self._config.curriculum.max_budget,
       scaffold=scaffold,
-      config=self._config,
-      environment=self._environment,
+      environment=environment,
+      codec=self._policy.tokenizer,
     )
 
   def stop(self) -> None:
@@ -359,8 +373,7 @@ class Trainer:
 
   def _scores(self) -> np.ndarray:
     """Scores the fingerprint's prompt with the present weights."""
-    scaffold = self._config.curriculum.phase1_scaffold
-    return self._learner.scores(self._prompt(scaffold)[1])
+    return self._learner.scores(self._fingerprint)
 
   def _take(
     self, rollout: int, ahead: pipeline.Pipeline

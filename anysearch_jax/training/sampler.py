@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -97,7 +97,8 @@ class Sampler:
   With several processes, the first one has it alone (`processes.alone`), or
   all have one and call it together, each with an engine of its own.
 
-  Another one may hand over weights meanwhile (`pipeline.partial`).
+  Another one may hand over weights meanwhile (`pipeline.partial`). The engine
+  scores `prompt`, which tells its weights.
 
   state: the state of sampling before the next rollout.
 
@@ -110,6 +111,7 @@ class Sampler:
     stream: collection.QuestionStream,
     *,
     method: method_lib.TrainedMethod,
+    prompt: Sequence[int],
     codec: types.TextCodec,
     engine: types.TrainableEngine,
     retriever: types.Retriever,
@@ -123,13 +125,17 @@ class Sampler:
     parts = driver.EpisodeParts(
       engine, retriever, config.episode, codec, environment
     )
-    self._collector = collection.Collector(config, stream, parts, timeline)
-    scaffold = config.curriculum.phase1_scaffold
+    self._collector = collection.Collector(
+      stream,
+      parts,
+      timeline,
+      slots=config.engine.slots,
+      quiet_seconds=config.watch.quiet_seconds,
+      prices=config.evaluation.prices,
+    )
     self._fingerprint = health.Fingerprint(
       engine,
-      prompt=stream.prompt(
-        codec, scaffold=scaffold, config=config, environment=environment
-      )[1],
+      prompt=prompt,
       bound=config.watch.max_fingerprint_gap,
     )
     self._handing = threading.Lock()

@@ -4,8 +4,7 @@
     python -m bench.first_gpu --rehearse --output=DIR      on a CPU, tiny
 
 Writes DIR/first_gpu.json (the `stages` with name, status, seconds and figures)
-and DIR/first_gpu.txt, the same as a table, after each stage. docs/training.md
-explains stages and figures.
+after each stage. docs/training.md explains stages and figures.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from absl import app, flags
 
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import jax_setup
+from bench.first_gpu import notes as notes_lib
 from bench.first_gpu import running
 
 
@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> None:
     jax_setup.configure(
       threads=int(f.rehearse), cache=str(folder / "jax_cache")
     )
-    notes = running.Notes(folder, f.stage, rehearse=f.rehearse, server=f.server)
+    notes = notes_lib.Notes(
+      folder, f.stage, rehearse=f.rehearse, server=f.server
+    )
     running.measure(f.stage, notes)
     return
   names = [stage.name for stage in running.STAGES]
@@ -47,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
       f"--server={f.server}",
     ],
   )
-  print(f"\n{running.table(results)}\n{folder / running.RESULTS}", flush=True)
+  print(folder / running.RESULTS, flush=True)
   if {result.status for result in results} & {running.FAILED, running.LATE}:
     sys.exit(1)
 

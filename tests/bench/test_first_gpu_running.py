@@ -16,6 +16,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.training import batching, throughput
 from bench import policies
+from bench.first_gpu import notes as notes_lib
 from bench.first_gpu import running, stages
 
 _WRITES = """
@@ -118,37 +119,20 @@ def test_stages_at_their_limits_fit_25_minutes():
   assert sum(stage.seconds for stage in running.STAGES) <= 60 * 25
 
 
-def test_the_table_has_every_figure():
-  results = [
-    running.Result("a", "this", "done", 3.0, "", {"case": {"ms": 1.25}}),
-    running.Result(
-      "b", "that", "failed", 0.1, "OSError: gone", {"TFLOP/s": 7.0}
-    ),
-  ]
-  lines = [line.split() for line in running.table(results).splitlines()]
-  assert ["a", "done", "3.0", "s"] in lines
-  assert ["b", "failed", "0.1", "s", "OSError:", "gone"] in lines
-  assert ["ms", "1.25"] in lines
-  assert ["TFLOP/s", "7"] in lines
-
-
 def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
   (tmp_path / "stages").mkdir()
-  notes = running.Notes(tmp_path, "x", rehearse=True)
+  notes = notes_lib.Notes(tmp_path, "x", rehearse=True)
 
   def fails():
     error = MemoryError("RESOURCE_EXHAUSTED: out of memory\nmany more lines")
     raise ExceptionGroup("two", [ExceptionGroup("one", [error]), KeyError("b")])
 
   def skips():
-    raise running.SkippedError("needs 99 GiB")
+    raise notes_lib.SkippedError("needs 99 GiB")
 
   notes.case("large", fails)
-  with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
-    notes.check()
   notes.case("larger", skips)
   notes.case("small", lambda: {"ms": 2.0})
-  notes.check()
   found = json.loads((tmp_path / "stages/x.json").read_text())
   assert found["figures"] == {
     "large": {"failed": "MemoryError: RESOURCE_EXHAUSTED: out of memory"},
@@ -179,13 +163,13 @@ def test_a_server_is_timed_by_the_tokens_that_it_says_it_wrote(tmp_path):
   with http.server.HTTPServer(("127.0.0.1", 0), _Server) as fake:
     threading.Thread(target=fake.handle_request, daemon=True).start()
     address = f"http://127.0.0.1:{fake.server_port}"
-    notes = running.Notes(tmp_path, "server", rehearse=True, server=address)
+    notes = notes_lib.Notes(tmp_path, "server", rehearse=True, server=address)
     stages.server(notes)
   (figures,) = notes.figures.values()
   assert (figures["rows"], figures["tokens"]) == (2, 8)
   assert figures["tokens/s"] > 0
-  with pytest.raises(running.SkippedError, match="--server"):
-    stages.server(running.Notes(tmp_path, "server", rehearse=True))
+  with pytest.raises(notes_lib.SkippedError, match="--server"):
+    stages.server(notes_lib.Notes(tmp_path, "server", rehearse=True))
 
 
 # What stages invent: words, passages, references.
@@ -223,3 +207,17 @@ def test_trajectories_fill_the_rows_that_run(tokens, scored):
   share = sum((x.weights[1:] > 0).sum() for x in work) / tokens
   assert share == pytest.approx(scored, abs=0.02)
   assert len({x.weights.size for x in work}) > 1
+
+
+def test_a_stage_fails_if_all_its_cases_fail(tmp_path, monkeypatch):
+  (tmp_path / "stages").mkdir()
+
+  def fails():
+    raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
+
+  monkeypatch.setattr(stages, "decode", lambda notes: notes.case("a", fails))
+  notes = notes_lib.Notes(tmp_path, "decode", rehearse=True)
+  with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+    running.measure("decode", notes)
+  written = json.loads((tmp_path / "stages/decode.json").read_text())
+  assert written["status"] == "failed"

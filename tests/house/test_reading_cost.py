@@ -44,7 +44,7 @@ LIMITS = {
 }
 # Files that a question enters, in a run and in a service.
 PLAYED_FILES = 10
-SERVED_FILES = 25
+SERVED_FILES = 22
 _WALKS = {"play_question": PLAYED_FILES, "serve_question": SERVED_FILES}
 _ENVIRONMENT = os.environ | {
   "PYTHONPATH": f"{source_tree.ROOT}:{source_tree.ROOT / 'tests/support'}",

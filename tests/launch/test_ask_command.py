@@ -14,7 +14,6 @@ import rich.console
 from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.configs import quickstart
-from anysearch_jax.evaluation import harness
 from anysearch_jax.launch import agents, ask, parts, policies
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.methods import systems
@@ -46,7 +45,7 @@ def test_same_question_seed_and_budget_are_the_episode_of_an_evaluation(agent):
     }
     using = driver.EpisodeParts(engine=player.engine, codec=player.codec, **how)
     how = {"budget": 3, "scaffold": False}
-    at = [harness.address(q.id, seed=42, variant=0) for q in asked]
+    at = [types.evaluation_address(q.id, seed=42, variant=0) for q in asked]
     return [
       await driver.run_episode(question, using, **how, address=address)
       for question, address in zip(asked, at, strict=True)

@@ -217,9 +217,21 @@ def test_the_task_of_skypilot_starts_again_after_75():
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
 
 
-@pytest.mark.parametrize(("rank", "serves"), [("0", False), ("1", True)])
-def test_nodes_that_serve_install_sglang(rank, serves, tmp_path):
-  setup = yaml.safe_load(written(*TASK, "--target=skypilot"))["setup"]
+def test_a_job_of_one_node_runs_all_roles_on_it():
+  args = PAPER, "--target=slurm", "--servers=1", "--output=run"
+  script = written(*args)
+  assert "anysearch_jax.launch.node --config=configs/qwen2_5_7b.py" in script
+  assert "--output=run --servers=1\n" in script
+  assert "serve()" not in script and "retriever()" not in script
+
+
+ONE_OR_TWO = [("1", "0", True), ("2", "0", False), ("2", "1", True)]
+
+
+@pytest.mark.parametrize(("nodes", "rank", "serves"), ONE_OR_TWO)
+def test_nodes_that_serve_install_sglang(nodes, rank, serves, tmp_path):
+  args = PAPER, ONE, f"--nodes={nodes}", "--target=skypilot"
+  setup = yaml.safe_load(written(*args))["setup"]
   stubs = {"pip": "", "uv": "[[ $* != *sglang.txt ]] || touch installed"}
   ended(setup, tmp_path, stubs, SKYPILOT_SETUP_NODE_RANK=rank)
   assert (tmp_path / "installed").exists() == serves
@@ -298,7 +310,7 @@ def test_sglang_is_found_in_the_folder_of_the_project(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
-@pytest.mark.parametrize("flags", [(), JAX_ALONE])
+@pytest.mark.parametrize("flags", [(), JAX_ALONE, ("--nodes=1",)])
 def test_shellcheck_finds_nothing_in_the_script(tmp_path, flags):
   file = tmp_path / "job.sh"
   args = "--target=slurm", "--nodes=4", *flags, "--output=it's here/run"

@@ -168,9 +168,7 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
 def test_servers_of_a_run_with_adapters_load_them():
   config = config_lib.changed(paper(), lora={"rank": 8, "targets": ("q", "v")})
   services, _ = node.parts_of(config, [], servers=node.Servers(1))
-  expected = sglang.adapter_flags(
-    8, ("q", "v"), async_level=config.pipeline.async_level
-  )
+  expected = sglang.adapter_flags(8, ("q", "v"))
   assert [*services[-1].command[-len(expected) :]] == expected
 
 

@@ -19,7 +19,7 @@ from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import keys, service, wire
+from anysearch_jax.serving import service, wire
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 1}
@@ -187,18 +187,18 @@ def test_value_of_another_type_is_refused_by_its_field():
 
 
 @pytest.mark.parametrize(
-  "body",
+  ("body", "said"),
   [
-    # A deadline beyond all numbers is the longest.
-    json.dumps(QUESTION | {"deadline": 10**400}).encode(),
-    # Half a surrogate pair.
-    b'{"input": "Who wrote \\ud800?", "max_tool_calls": 1}',
+    (QUESTION | {"deadline": 10**400}, "deadline: found 1000"),
+    # Half a surrogate pair, which no JSON may have.
+    (QUESTION | {"input": "Who wrote \ud800?"}, "no JSON object"),
   ],
 )
-def test_extreme_values_are_answered(body):
+def test_extreme_values_are_refused_in_a_sentence(body, said):
   with served() as (url, _):
-    found = httpx2.post(f"{url}/v1/responses", content=body)
-  assert found.json()["status"] == "completed"
+    found = httpx2.post(f"{url}/v1/responses", content=json.dumps(body))
+  assert found.status_code == 400
+  assert said in found.json()["error"]["message"]
 
 
 def test_stream_ends_with_the_error_of_a_bug_and_logs_500(caplog):
@@ -350,13 +350,13 @@ def test_no_character_of_a_policy_ends_a_line_of_a_stream(mark):
 
 
 def test_nothing_is_used_after_the_end_of_a_request():
-  mine = keys.Account("responses")
+  mine = service.Account("responses")
   mine.tell(events.Budget(0, 3))
   mine.tell(events.Searching(1, "emma"))
   mine.close()
   assert mine.used() == (1, 0)
   for event in (events.Searching(2, "again"), events.Budget(0, 3)):
-    with pytest.raises(keys.EndedError):
+    with pytest.raises(service.EndedError):
       mine.tell(event)
 
 
