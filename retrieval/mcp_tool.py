@@ -77,8 +77,7 @@ class McpRetriever:
     self._tool, self._query, self._k = settings.tool, settings.query, settings.k
     self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
     self._deadline = settings.deadline
-    self._named_places = _fields(settings.fields)
-    self._places = {part: part for part in _PARTS} | self._named_places
+    self._places = _fields(settings.fields)
     self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
     self._is_closed = False
@@ -119,8 +118,8 @@ class McpRetriever:
     """Returns JSON values that identify the answers."""
     named = {"kind": "mcp", "server": self._name, "tool": self._tool}
     named |= {"query": self._query, "k": self._k}
-    if self._named_places:
-      named["fields"] = self._named_places
+    if self._places:
+      named["fields"] = self._places
     return {**named, "arguments": self._fixed}
 
   def close(self) -> None:
@@ -139,9 +138,6 @@ class McpRetriever:
       raise self._failed(error) from None
     self._name = client.server_info.name if client.server_info else ""
     schemas = {self._quoted(each.name): each.input_schema for each in tools}
-    output_schemas = {
-      self._quoted(each.name): each.output_schema for each in tools
-    }
     if not self._tool:
       self._tool = "search" if len(tools) > 1 else [*schemas, ""][0]
     if self._tool not in schemas:
@@ -150,7 +146,6 @@ class McpRetriever:
         f"are: {', '.join(sorted(schemas)[:20]) or 'none'}."
       )
     schema = schemas[self._tool]
-    self._read_output_schema(output_schemas[self._tool] or {})
     names = [*map(self._quoted, schema.get("properties") or ())]
     required = [*map(self._quoted, schema.get("required") or ())]
     given = [self._query, *([self._k] if self._k else []), *self._fixed]
@@ -161,20 +156,6 @@ class McpRetriever:
         f"retrieval.mcp: found the arguments {given}; expected those of the "
         f"tool, each once: {', '.join(names) or 'none'} (required: "
         f"{', '.join(required) or 'none'})."
-      )
-
-  def _read_output_schema(self, schema: Mapping[str, Any]) -> None:
-    """Learns where the list of results is, and checks the text's place."""
-    name, item = _listed(schema)
-    self._places.setdefault(_RESULTS, name)
-    self._is_structured = bool(name or self._named_places)
-    parts = item.get("properties", {})
-    first = self._places["text"].partition(".")[0]
-    if name == self._places[_RESULTS] and parts and first not in parts:
-      raise ValueError(
-        f"retrieval.mcp.fields: found no {first!r} in the results of the tool "
-        f"{self._tool!r}, which have {', '.join(map(self._quoted, parts))}; "
-        "expected text=NAME, the name of the one that is the text."
       )
 
   def _quoted(self, text: object) -> str:
@@ -266,17 +247,23 @@ class McpRetriever:
       kinds = ", ".join(sorted({block.type for block in result.content}))
       met = self._redact.quote(" ".join(texts), 300) or f"no text ({kinds})."
       raise http_calls.AnswerError(f"MCP tool {self._tool}: found {met}")
-    if not self._is_structured:
-      return tuple(map(_passage, filter(str.strip, texts)))
     value = result.structured_content
+    if not self._places:
+      results = _only_list(value)
+      if results is None:
+        return tuple(map(_passage, filter(str.strip, texts)))
+      return tuple(map(self._placed, results))
     if value is None:
       try:
         value = json.loads("\n".join(texts))
       except (ValueError, RecursionError) as error:
         raise self._unexpected("\n".join(texts), f"JSON ({error})") from None
-    items = _value_at(value, self._places[_RESULTS])
+    place = self._places.get(_RESULTS, "")
+    items = _value_at(value, place)
+    if not place and isinstance(items, Mapping):
+      items = _only_list(items)
     if not isinstance(items, list):
-      where = self._places[_RESULTS] or "the whole"
+      where = place or "the whole"
       raise self._unexpected(value, f"a list at {where} (retrieval.mcp.fields)")
     return tuple(map(self._placed, items))
 
@@ -284,10 +271,11 @@ class McpRetriever:
     """Returns one result as a passage, by the places of its parts."""
     if isinstance(item, str):
       return _passage(item)
-    parts = {part: _value_at(item, self._places[part]) for part in _PARTS}
+    places = {part: self._places.get(part, part) for part in _PARTS}
+    parts = {part: _value_at(item, place) for part, place in places.items()}
     if not isinstance(parts["text"], str) or not parts["text"].strip():
       raise self._unexpected(
-        item, f"a text at {self._places['text']} (retrieval.mcp.fields)"
+        item, f"a text at {places['text']} (retrieval.mcp.fields)"
       )
     return _passage(**parts)
 
@@ -368,26 +356,12 @@ class _Connection:
       self.client.exception()  # Nobody may wait for it any more.
 
 
-def _listed(schema: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-  """Returns the only list that a schema of results has, and its items' schema.
-
-  Args:
-    schema: a tool's `outputSchema`, whose values are JSON objects.
-
-  Returns:
-    The name of the property, "" if there is no list or several, and the schema
-    of an item, {} if it is not given.
-  """
-  lists = {
-    name: value.get("items", {})
-    for name, value in schema.get("properties", {}).items()
-    if isinstance(value, Mapping) and value.get("type") == "array"
-  }
-  if len(lists) != 1:
-    return "", {}
-  ((name, items),) = lists.items()
-  definition = items.get("$ref", "").removeprefix("#/$defs/")
-  return name, schema.get("$defs", {}).get(definition, items)
+def _only_list(value: Any) -> list[Any] | None:
+  """Returns the only list among an object's values; None if there is none."""
+  if not isinstance(value, Mapping):
+    return None
+  lists = [item for item in value.values() if isinstance(item, list)]
+  return lists[0] if len(lists) == 1 else None
 
 
 def _value_at(value: Any, path: str) -> Any:

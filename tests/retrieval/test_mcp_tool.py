@@ -254,7 +254,7 @@ def test_an_address_that_is_no_server_is_refused(page, monkeypatch):
 @pytest.mark.parametrize(
   ("tool", "fields", "expected"),
   [
-    # The only list of the output schema.
+    # The only list of the structured result.
     (
       "search_documents",
       (),
@@ -310,9 +310,6 @@ def test_results_at_another_place_are_refused(url, fields, sentence):
 def test_fields_that_cannot_be_are_refused_at_once(url):
   with pytest.raises(ValueError, match="expected entries such as text=snippet"):
     opened(url, fields=("body=snippet",))
-  given = {"tool": "search_documents", "query": "search_query"}
-  with pytest.raises(ValueError, match="which have id, title, text, score"):
-    opened(url, fields=("text=snippet",), **given)
 
 
 # Runs.

@@ -70,6 +70,7 @@ def test_vectors_of_a_file_are_not_encoded_again(tmp_path, dtype):
 @pytest.mark.parametrize(
   ("change", "message"),
   [
+    (lambda x: np.concatenate([x[1:2], x[1:]]), "in 9[0-9]% of 64"),
     (lambda x: x[::-1], "in 0% of 64 sampled rows"),
     (lambda x: 2 * x, "in 0% of 64 sampled rows"),
     (lambda x: np.full_like(x, np.nan), "in 0% of 64 sampled rows"),
