@@ -13,7 +13,7 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --gpus-per-node=@GPUS@
-# shellcheck disable=SC2034,SC2329  # Steps use these by name.
+# shellcheck disable=SC2034,SC2317,SC2329  # Steps use these by name.
 set -uo pipefail
 shopt -s inherit_errexit
 

@@ -133,7 +133,12 @@ class Drill:
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(learner, "Learner", Watched)
       patch.setattr(driver, "run_episode", self._played)
-      loop.Trainer(self.config, folder=self.folder, **self._parts).run(on_event)
+      loop.Trainer(
+        self.config,
+        method=systems.trained(self.config),
+        folder=self.folder,
+        **self._parts,
+      ).run(on_event)
     return self
 
   async def _played(self, *args, **kwargs) -> types.Trajectory:
@@ -296,7 +301,7 @@ def server(parts):
 
 
 # No call is refused because of earlier ones, and none waits in a queue.
-ENDLESS = {"failures": 10**9, "concurrency": 64}
+ENDLESS = {"concurrency": 64}
 
 
 @pytest.fixture

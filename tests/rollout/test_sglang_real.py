@@ -159,12 +159,16 @@ async def _note(exchanges, response):
 
 def _replayed(left, request):
   asked = (request.method, request.url.path, _asked(request))
-  found = next(
+  equal = [
     each
     for each in left
     if (each["method"], each["path"], each["body"]) == asked
-  )
-  left.remove(found)
+  ]
+  assert equal, f"The recording has no answer to {asked}."
+  found = equal[0]
+  # How often a client looks at a server is its own choice.
+  if request.method != "GET" or len(equal) > 1:
+    left.remove(found)
   reply = found["reply"]
   content = reply if isinstance(reply, str) else json.dumps(reply)
   return httpx2.Response(found["status"], content=content)
@@ -442,7 +446,13 @@ def test_chat_model_of_the_server_calls_the_tool(policy, start, monkeypatch):
   start(params=sglang_chains.params(policy, sglang_chains.CALL))
   monkeypatch.setattr(chat_completions, "_PROBE_TOKENS", 64)
   model = endpoints.Endpoint(f"{_URL}/v1")
-  opened = endpoints.opened(model, endpoints.default_config())
+  defaults = endpoints.default_config()
+  opened = endpoints.opened(
+    model,
+    episode=defaults.episode,
+    sampling=defaults.sampling,
+    concurrency=defaults.engine.slots,
+  )
   assert (opened.prompts, opened.why) == (
     *("documents_tools", "it called the tool"),
   )

@@ -17,6 +17,7 @@ from spoken import of_authors
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
 from anysearch_jax.training import checkpoint, collection, health, loop
 
 GONE = types.EngineError("The server is gone.")
@@ -251,8 +252,13 @@ def test_a_rollout_in_training_keeps_its_steps(
 ):
   """A stop after the first of the two steps of rollout 3, at level 1."""
   engine = runs.Engine(parts, script)
+  config = runs.at_level(1, save_every=100)
   trainer = loop.Trainer(
-    runs.at_level(1, save_every=100), folder=tmp_path, engine=engine, **parts
+    config,
+    method=systems.trained(config),
+    folder=tmp_path,
+    engine=engine,
+    **parts,
   )
   with monkeypatch.context() as patch:
     patch.setattr(
@@ -302,8 +308,10 @@ def test_a_change_of_learning_holds_from_the_checkpoint_on(
   """Pending rollouts of the checkpoint are sampled again."""
   told = []
   runs.run(tmp_path, parts, runs.at_level(1), kill=1)
+  config = runs.at_level(1, optimizer=FASTER)
   loop.Trainer(
-    runs.at_level(1, optimizer=FASTER),
+    config,
+    method=systems.trained(config),
     folder=tmp_path,
     engine=runs.Engine(parts),
     allow_changes=True,
