@@ -60,18 +60,19 @@ import anysearch_jax.environment.records as records
 import anysearch_jax.environment.tools as tools
 from anysearch_jax.methods.systems import WORDINGS as WORDINGS
 from anysearch_jax.methods.systems import wording_of as wording_of
-import anysearch_jax.methods.method as method
-from anysearch_jax.methods.method import Method as Method
+import anysearch_jax.algorithms.method as method
+from anysearch_jax.algorithms.method import Method as Method
 import anysearch_jax.methods.search_o1 as search_o1
 import anysearch_jax.methods.search_r1 as search_r1
 import anysearch_jax.methods.stepsearch as stepsearch
 from anysearch_jax.methods.systems import get as get_method
 from anysearch_jax.methods.systems import select as select_method
-from anysearch_jax.methods.method import fixed_budget as fixed_budget
+from anysearch_jax.methods.systems import trained as trained_method
+from anysearch_jax.algorithms.method import fixed_budget as fixed_budget
 import anysearch_jax.config.settings as settings
 import anysearch_jax.host.openai_endpoint as openai_endpoint
 import anysearch_jax.host.plugins as plugins
-from anysearch_jax.methods.method import Outcomes as Outcomes
+from anysearch_jax.algorithms.method import Outcomes as Outcomes
 
 # Episodes; `episode` plays one by hand.
 import anysearch_jax.rollout.episode as episode
@@ -85,12 +86,13 @@ from anysearch_jax.rollout.driver import run_groups as run_groups
 # Questions and passages.
 from anysearch_jax.world.world import World as World
 
-# Its words, its expert and its best agent.
+# Its facts, its words and its exact agents.
 from anysearch_jax.world.world_tokenizer import (
   build_tokenizer as world_tokenizer,
 )
-import anysearch_jax.world.expert as expert
+import anysearch_jax.world.expert_policy as world_agents
 import anysearch_jax.world.optimum as optimum
+import anysearch_jax.world.world as generated_world
 from anysearch_jax.retrieval.documents.folder import update as index_documents
 from anysearch_jax.retrieval.lexical import LexicalRetriever as LexicalRetriever
 from anysearch_jax.retrieval.pipeline import fuse as fuse
@@ -101,7 +103,7 @@ import anysearch_jax.training.batching as batching
 import anysearch_jax.training.optimizers as optimizers
 import anysearch_jax.training.train_step as train_step
 from anysearch_jax.training.loop import Trainer as Trainer
-from anysearch_jax.training.validation import validate as validate
+from anysearch_jax.methods.systems import validate as validate
 
 # Asking a policy.
 from anysearch_jax.agent.agent import Agent as Agent
@@ -186,6 +188,7 @@ __all__ = [
   "stepsearch",
   "get_method",
   "select_method",
+  "trained_method",
   "fixed_budget",
   "settings",
   "openai_endpoint",
@@ -200,8 +203,9 @@ __all__ = [
   "run_groups",
   "World",
   "world_tokenizer",
-  "expert",
+  "world_agents",
   "optimum",
+  "generated_world",
   "index_documents",
   "LexicalRetriever",
   "fuse",

@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   count = args.rollouts * config.questions
   trainer = aj.Trainer(
     config,
+    method=aj.trained_method(config),
     policy=aj.load_policy(ROOT / config.policy),
     questions=world.questions("train", count, config.seed),
     retriever=aj.LexicalRetriever(world.corpus, reads=world.searched),

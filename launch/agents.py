@@ -53,10 +53,11 @@ def prepare(
   played on a CPU. Raises ValueError if the policy or the configuration cannot
   be used.
   """
-  from anysearch_jax.training import validation
+
+  from anysearch_jax.methods import systems  # Imports JAX.
 
   config = agent_lib.with_answer_room(config)
-  validation.validate(config, trains=False, samples=chosen.local)
+  systems.validate(config, trains=False, samples=chosen.local)
   source, known = None, list[types.Question]()
   if config.data.source == "world":
     source = parts.world_source(config.data, config.retrieval.kind)

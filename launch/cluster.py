@@ -1,49 +1,55 @@
 """Writes what clusters start: an sbatch script, a JobSet, a SkyPilot task.
 
-Each runs `launch.node` on all of its nodes; the files are those of
-`launch/targets/` with their `@NAMES@` filled in. Keys are never in them: they
+A run has three roles: trainers, which are one `jax.distributed` run with a
+process a node; SGLang servers; and a retriever. Each is a step or a replicated
+job of its own, which the scheduler starts again, and is found by host name. The
+files are those of `launch/targets/` with their `@NAMES@` filled in and without
+the `#[role` blocks of roles that a run has not. Keys are never in them: they
 name secrets, or a private file of the user's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import pathlib
 import re
 import shlex
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
-from anysearch_jax.launch import shipped
+from anysearch_jax.launch import supervisor
 
-CONTROLLER_KEY, SGLANG_KEY = "CONTROLLER_KEY", "SGLANG_KEY"
+SGLANG_KEY, RETRIEVER_KEY = "SGLANG_KEY", "RETRIEVER_KEY"
+COORDINATOR = 8400  # The port of JAX's coordinator, on the first node.
+RETRIEVER = 8000
 _TEMPLATES = pathlib.Path(__file__).parent / "targets"
 _KINDS = {"slurm": "sh", "jobset": "yaml", "skypilot": "yaml"}  # Of files.
 _TRACKERS = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}
+# What a command may leave to the shell of its node, as "${rank}".
+_VARIABLES = re.compile(r"(\$\{(?:first|retriever|urls|rank|port|gpus)\})")
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-  """A node among those of a run.
+class Roles:
+  """The commands of a run's roles, over the variables of `_VARIABLES`.
 
   Attributes:
-    hosts: names of all nodes; the first `trainers` train, the others sample.
-    rank: the index of this one.
-    gpus: of each node.
-    port: of the controller, on the first node; JAX's coordinator has the next.
+    trainer: of a node that trains; the `rank`-th, the `first` one coordinates.
+    server: of one server, which has `gpus` and listens at `port`; or None.
+    retriever: on the first node, or in a pod of its own; or None.
+    shares: the GPUs of each server of a node; empty without servers.
+    port: of a node's first server; the others follow it.
   """
 
-  hosts: tuple[str, ...]
-  trainers: int
-  rank: int = 0
-  gpus: int = 8
-  port: int = 8400
+  trainer: supervisor.Part
+  server: supervisor.Part | None = None
+  retriever: supervisor.Part | None = None
+  shares: Sequence[tuple[int, ...]] = ()
+  port: int = 30000
 
 
 def define_flags() -> None:
@@ -53,132 +59,155 @@ def define_flags() -> None:
   flags.DEFINE_string("claim", "anysearch", "Of the volume, for a JobSet.")
   flags.DEFINE_string("accelerator", "H100", "The GPUs' name, for SkyPilot.")
   flags.DEFINE_integer("trainers", None, "Nodes that train; default: half.", 1)
-  flags.DEFINE_integer("gpus", 8, "GPUs of each of several nodes.", 0)
-  flags.DEFINE_list("hosts", [], "Names of all nodes, those that train first.")
-  flags.DEFINE_integer("rank", 0, "Index of this node among --hosts.", 0)
-  flags.DEFINE_integer(
-    "controller_port", 8400, "Of the controller; JAX has the next.", 1, 65534
-  )
+  flags.DEFINE_integer("gpus", 8, "GPUs of each node, with --target.", 0)
 
 
-def place(mesh: config_lib.MeshConfig, *, samples: bool) -> Place:
-  """Returns the place that the flags name, for a run with a mesh.
+def trainers(mesh: config_lib.MeshConfig, *, serves: bool) -> int:
+  """Returns how many of the `--nodes` train a mesh.
 
-  `samples` says whether there are nodes that only sample.
+  Args:
+    mesh: of the run; it covers all GPUs of these nodes.
+    serves: whether other nodes have servers; otherwise every node trains.
 
   Raises:
     ValueError: the numbers do not suit each other.
   """
   f = flags.FLAGS
-  nodes = len(f.hosts) or f.nodes
-  trainers = (f.trainers or max(1, nodes // 2)) if samples else nodes
-  if nodes > 1 and not (f.hosts or f.target):
-    raise ValueError(f"--nodes: found {nodes}, expected --target or --hosts.")
-  if f.rank >= nodes:
-    raise ValueError(f"--rank: found {f.rank}, expected less than {nodes}.")
-  if samples and nodes > 1 and trainers >= nodes:
-    raise ValueError(f"--trainers: found {trainers}, expected below {nodes}.")
-  devices = trainers * ((not samples and len(mesh.trainer)) or f.gpus)
-  if nodes > 1 and f.gpus and mesh.size != devices:
+  count = f.nodes
+  if serves:
+    count = f.trainers or max(1, f.nodes // 2)
+  if serves and count >= f.nodes:
+    raise ValueError(
+      f"--trainers: found {count}, expected below {f.nodes}, the number of "
+      "--nodes: servers have nodes of their own."
+    )
+  devices = count * f.gpus
+  if not serves and mesh.trainer:
+    devices = count * len(mesh.trainer)
+  if f.nodes > 1 and f.gpus and mesh.size != devices:
     raise ValueError(
       f"mesh: found {mesh} = {mesh.size} devices, expected {devices}, those of "
-      f"{trainers} nodes that train (--trainers, --gpus): set mesh.fsdp."
+      f"{count} nodes that train (--trainers, --gpus): set mesh.fsdp."
     )
-  hosts = tuple(f.hosts) or tuple(f"node-{i}" for i in range(nodes))
-  return Place(hosts, trainers, f.rank, f.gpus, f.controller_port)
-
-
-@contextlib.contextmanager
-def key_file() -> Iterator[None]:
-  """Gives servers that are started inside a private file of their key.
-
-  It is in a folder of its own, because `serve_sglang.sh` puts another beside.
-  """
-  key = os.environ.get(SGLANG_KEY)
-  if "KEY_FILE" in os.environ or not key:
-    yield
-    return
-  with tempfile.TemporaryDirectory(prefix="anysearch_key.") as folder:
-    path = pathlib.Path(folder, "key")
-    path.touch(0o600)
-    path.write_text(key + "\n")
-    os.environ["KEY_FILE"] = str(path)
-    try:
-      yield
-    finally:
-      del os.environ["KEY_FILE"]
+  return count
 
 
 def write(
   config: config_lib.ExperimentConfig,
-  where: Place,
-  words: Sequence[str],
+  roles: Roles,
+  *,
+  training: int,
   output: pathlib.Path,
 ) -> None:
-  """Writes the files of `--target`, or prints them with `--dry_run`.
+  """Writes the file of `--target`, or prints it with `--dry_run`.
 
-  `words` follow Python: `-m launch.node` and its flags.
+  Args:
+    config: the run's; names the job and the keys.
+    roles: the run's commands.
+    training: the number of nodes that train; they come first.
+    output: the run's folder; the file is in its `cluster/`.
   """
-  f, gpus = flags.FLAGS, where.gpus
+  f = flags.FLAGS
   # Names of services begin with a letter and end with no hyphen (RFC 1035).
   plain = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")
   name = (plain if plain[:1].isalpha() else f"run-{plain}")[:40].strip("-")
-  listed = config_settings.listed(config)
-  named = [x for path, x, _, _ in listed if x and path.endswith("key_variable")]
-  trackers = [each for each in _TRACKERS if f[each].value]
-  named += [_TRACKERS[each] for each in trackers]
-  keys = {each: f'"${each}"' for each in named}
-  drawn = '"$(openssl rand -hex 24)"'
-  keys |= dict.fromkeys((CONTROLLER_KEY, SGLANG_KEY), drawn)
-  counts = {"trainer": where.trainers, "sampler": f.nodes - where.trainers}
-  python = {"slurm": shipped.python(), "skypilot": [".venv/bin/python"]}
-  command = shlex.join([*python.get(f.target, ["python"]), *words])
-  path = output / "cluster" / f"{name}.{_KINDS[f.target]}"
-  extras = ["cuda12"] * bool(gpus) + trackers
-  devices = f"accelerators: {f.accelerator}:{gpus}" if gpus else "cpus: 4+"
+  drawn = []
+  if roles.server is not None:
+    drawn.append(SGLANG_KEY)
+  if roles.retriever is not None:
+    drawn.append(RETRIEVER_KEY)
+  trackers = [tracker for tracker in _TRACKERS if f[tracker].value]
+  keys = {
+    variable: f'"${variable}"'
+    for path, variable, _, _ in config_settings.listed(config)
+    if variable and path.endswith("key_variable")
+  }
+  for tracker in trackers:
+    variable = _TRACKERS[tracker]
+    keys[variable] = f'"${variable}"'
+  for variable in drawn:
+    keys[variable] = '"$(openssl rand -hex 24)"'
+  file = output / "cluster" / f"{name}.{_KINDS[f.target]}"
+  extras = ["cuda12"] * bool(f.gpus) + trackers
+  sampling = f.nodes - training
+  servers = sampling * len(roles.shares)
+  size = len(roles.shares[0]) if roles.shares else 0
+  urls = [
+    f"http://{name}-server-0-{index}.{name}:{roles.port}"
+    for index in range(servers)
+  ]
   values = {
     "NAME": name,
-    "FILE": shlex.quote(str(path)),
-    "PLACE": shlex.quote(str(path.parent)),
+    "FILE": shlex.quote(str(file)),
+    "PLACE": shlex.quote(str(file.parent)),
     "NODES": f.nodes,
-    "TRAINERS": where.trainers,
-    "SAMPLERS": counts["sampler"],
-    "GPUS": gpus,
-    "SECRETS": "".join(f"\n  {key}: null" for key in keys),
+    "TRAINERS": training,
+    "SAMPLERS": sampling,
+    # Of the nodes that need SGLang; alone, a node has both.
+    "SAMPLES": training if f.nodes > 1 else 0,
+    "SERVERS": servers,
+    "GPUS": f.gpus,
+    "TP": size,
+    "POD": ",".join(map(str, range(size))),
+    "PORT": roles.port,
+    "LAST": len(roles.shares) - 1,
+    "LASTPORT": roles.port + len(roles.shares) - 1,
+    "COORDINATOR": COORDINATOR,
+    "URLS": ",".join(urls),
+    "DRAWN": " ".join(drawn),
+    "SECRETS": "".join(f"\n  {key}: null" for key in keys) or " {}",
     "GIVEN": "".join(f" --secret {key}" for key in keys),
-    "MADE": "".join(f" {key}={made}" for key, made in keys.items()),
+    "MADE": "".join(f" {key}={value}" for key, value in keys.items()),
     "LITERALS": "".join(
-      f" \\\n#     --from-literal={key}={made}" for key, made in keys.items()
+      f" \\\n#     --from-literal={key}={value}" for key, value in keys.items()
     ),
     "EXTRAS": f"'.[{','.join(extras)}]'" if extras else ".",
-    "ACCELERATORS": devices,
-    "PORT": where.port,
-    "SERVER": f.port,
-    "COMMAND": command,
-    "QUOTED": command.replace("'", "'\\''"),  # In a shell's single quotes.
+    "ACCELERATORS": (
+      f"accelerators: {f.accelerator}:{f.gpus}" if f.gpus else "cpus: 4+"
+    ),
     "IMAGE": f.image,
     "CLAIM": f.claim,
-    "HOSTS": ",".join(
-      f"{name}-{role}-0-{index}.{name}"
-      for role, count in counts.items()
-      for index in range(count)
-    ),
   }
-  values["JOBS"] = "".join(
-    _filled("job.yaml", values | {"ROLE": role, "COUNT": count, "FIRST": first})
-    + (_filled("probe.yaml", values) if role == "sampler" else "")
-    for (role, count), first in zip(counts.items(), (0, where.trainers))
-    if count
-  )
-  made = _filled(f"{f.target}.{_KINDS[f.target]}", values)
+  for role in ("trainer", "server", "retriever"):
+    part = getattr(roles, role)
+    if part is not None:
+      values[role.upper()] = _in_shell(part)
+  script = _filled(f"{f.target}.{_KINDS[f.target]}", values)
   if f.dry_run:
-    print(made, end="")
+    print(script, end="")
     return
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(made)
-  print(f"wrote {path}; its first lines say how to start it")
+  file.parent.mkdir(parents=True, exist_ok=True)
+  file.write_text(script)
+  print(f"wrote {file}; its first lines say how to start it")
+
+
+def _in_shell(part: supervisor.Part) -> str:
+  """Returns a command as a shell reads it, its variables left to the shell."""
+  words = list(part.command)
+  if part.env:
+    words = ["env", *(f"{key}={x}" for key, x in part.env.items()), *words]
+  quoted = []
+  for word in words:
+    pieces = [
+      f'"{piece}"' if _VARIABLES.fullmatch(piece) else shlex.quote(piece)
+      for piece in _VARIABLES.split(word)
+      if piece
+    ]
+    quoted.append("".join(pieces) or "''")
+  return " ".join(quoted)
 
 
 def _filled(template: str, values: Mapping[str, object]) -> str:
+  """Returns a file of `launch/targets/` with values, and blocks of roles."""
+
+  def block(match: re.Match) -> str:
+    return match[2] if match[1].upper() in values else ""
+
+  def value(match: re.Match) -> str:
+    if match[2] == "NODES_SH":
+      return textwrap.indent(_filled("nodes.sh", values).rstrip(), match[1])
+    return match[1] + str(values[match[2]])
+
   text = (_TEMPLATES / template).read_text()
-  return re.sub(r"@([A-Z]+)@", lambda found: str(values[found[1]]), text)
+  text = re.sub(r"(?ms)^ *#\[(\w+)\n(.*?)^ *#\]\n", block, text)
+  return re.sub(r"(?m)((?:^ +)?)@([A-Z_]+)@", value, text)

@@ -10,27 +10,23 @@ GPU, so start one process per GPU; with plain addresses each process has all
 GPUs of its host, which `mesh.trainer` and `mesh.rollout` may divide. All hosts
 must share the run folder (a shared file system) and each needs the policy.
 
-An error that a process finds before training or while sampling ends all
-processes with the same message. A process that fails anywhere else exits at
-once, without waiting for the others. These exit with 75 and name the process
-that is missing, as docs/operations.md says.
+An error that all processes find ends all of them with the same message. A
+process that fails anywhere else exits at once, without waiting for the others.
+The others end too, and the same command resumes: with 75 and a sentence where a
+collective fails, and after `--heartbeat` seconds by JAX itself, whose last
+lines name the process, with SIGABRT (134 in a shell).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import itertools
 import os
-import secrets
-import signal
-import socket
+import re
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from absl import app, flags
 
@@ -39,11 +35,16 @@ from anysearch_jax.launch import stopping
 # Seconds that JAX waits beyond our timeout: after its own timeout JAX ends the
 # process without naming what it waited for.
 _GRACE = 60
-_BEAT = 1.0  # Seconds between a process's signs of life.
-# Seconds of silence after which a process is missing, once something failed.
-_SILENT = 6.0
-# Seconds after the end of a process, in which the others may raise its error.
-_SAME_ERROR = 10.0
+# Seconds that the first process gives the others to report an error that they
+# share: JAX ends them as soon as its coordinator, in the first one, is gone.
+_SAME_ERROR = 5.0
+# What errors of collectives say if another process is gone, in Gloo, in NCCL
+# and in JAX's coordination.
+_GONE = re.compile(
+  r"gloo|remote process exited|network error|connection (closed|reset|refused)"
+  r"|socket closed|unavailable:|deadline_exceeded:|heartbeat",
+  re.IGNORECASE,
+)
 
 
 def define_flags() -> None:
@@ -63,7 +64,7 @@ def define_flags() -> None:
     "heartbeat",
     100,
     "Seconds after which a process that does not answer has left the run.",
-    lower_bound=20,  # JAX ends a process after half of it, after `_SILENT`.
+    lower_bound=10,
   )
 
 
@@ -93,13 +94,12 @@ def connect() -> None:
     )
 
   def give_up() -> None:
-    sys.stderr.write(
+    stopping.say(
       f"launch: waited {f.connect_timeout} seconds for {others}; expected the "
       "same command on every host at about the same time, and a way through to "
       "the coordinator's port. Raise --connect_timeout if they are slow to "
-      "start.\n"
+      "start."
     )
-    sys.stderr.flush()
     os._exit(1)
 
   watch = threading.Timer(f.connect_timeout, give_up)
@@ -132,17 +132,22 @@ def named(
 ) -> bool:
   """Returns whether flags say where the processes meet.
 
+  Args:
+    coordinator: host:port of the first one.
+    processes: how many they are.
+    process: the index of this one.
+    distributed: whether JAX shall find all three.
+
   Raises:
     app.UsageError: they are incomplete or contradict each other.
   """
   if coordinator is None and processes is None and process is None:
     return False
   if coordinator is None or processes is None or process is None or distributed:
-    found = f"found {coordinator}, {processes}, {process}"
     raise app.UsageError(
-      f"--coordinator, --processes, --process: {found}"
-      f"{' and --distributed' if distributed else ''}; expected all three, or "
-      "--distributed alone."
+      f"--coordinator, --processes, --process: found {coordinator}, "
+      f"{processes}, {process}{' and --distributed' if distributed else ''}; "
+      "expected all three, or --distributed alone."
     )
   host, _, port = coordinator.rpartition(":")
   if not host or not port.isdecimal():
@@ -161,196 +166,53 @@ def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
   """Exits at once if this process fails in a way that the others do not know.
 
   An orderly exit would wait at a barrier for the others, while they wait for
-  this process in a collective. If another process is missing, the exit code is
-  `stopping.RESUME`. `saved` says from where the run resumes.
-  """
-  # JAX offers its key-value store nowhere else.
-  from jax._src import distributed as jax_distributed
+  this process in a collective. If a collective failed because another process
+  is gone, the exit code is `stopping.RESUME`.
 
-  state = jax_distributed.global_state
-  if state.client is None:
+  Args:
+    saved: returns a sentence that says from where the run resumes.
+  """
+  import jax
+
+  if not jax.distributed.is_initialized():
     yield
     return
-  peers = _Peers(state.client, state.process_id, state.num_processes, saved)
-  host = (state.coordinator_address or "").rpartition(":")[0].strip("[]")
-  peers.watch(host)
   try:
     yield
-    peers.code = 0
   except (Exception, SystemExit) as error:
     code = error.code if isinstance(error, SystemExit) else 1
     # All processes agreed on this stop and exit together.
     if code == stopping.RESUME and not isinstance(error, stopping.StoppedError):
-      peers.code = code
       raise
-    if _is_of_jax(error):
-      peers.leave_without_missing()
-    if isinstance(error, stopping.StoppedError):
+    if line := _of_a_process_that_is_gone(error):
+      code = stopping.RESUME
+      stopping.say(
+        f"launch: a collective failed ({line}), as when another process ended "
+        f"or is out of reach. {saved()}"
+      )
+    elif isinstance(error, stopping.StoppedError):
       stopping.say(f"stopped. {saved()}")
     elif not isinstance(error, SystemExit):
       traceback.print_exc()
     elif isinstance(code, str):
-      print(code, file=sys.stderr)
+      stopping.say(code)
     sys.stdout.flush()
     sys.stderr.flush()
+    if jax.process_count() > 1 and jax.process_index() == 0:
+      time.sleep(_SAME_ERROR)
     os._exit(code if isinstance(code, int) else 1)
-  finally:
-    peers.stop()
 
 
-class _Peers:
-  """Knows which other processes live, and leaves if one does not.
-
-  When a process is missing, a collective raises here or waits forever. In the
-  second case JAX aborts the process after `--heartbeat` seconds, at once if the
-  missing process is the first one, which has the key-value store. Its callback
-  for that cannot be used from Python (it throws `std::bad_cast`), so this class
-  handles the abort's signal. An abort for any other reason goes its way, and
-  none changes `code`, the exit code, once it is decided.
-
-  `client` is of JAX's key-value store.
-  """
-
-  def __init__(
-    self, client: Any, process: int, processes: int, saved: Callable[[], str]
-  ):
-    self.code: int | None = None
-    self._client, self._own, self._saved = client, process, saved
-    self._answered = time.monotonic()
-    self._seen = {
-      other: ("", self._answered)
-      for other in range(processes)
-      if other != process
-    }
-    self._connections: list[socket.socket] = []
-    self._lost: set[int] = set()  # Those whose connection ended.
-    self._stopped = threading.Event()
-    self._thread = threading.Thread(target=self._beat, daemon=True)
-    self._thread.start()
-    # Python would only note the signal, and the process would end before it
-    # could act.
-    self._handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._on_abort)
-    ctypes.CDLL(None).signal(signal.SIGABRT, self._handler)
-
-  def stop(self) -> None:
-    """Ends the signs of life; the interpreter must not end during a call."""
-    self._stopped.set()
-    self._tell("bye")
-    self._thread.join(_SILENT)
-
-  def watch(self, host: str) -> None:
-    """Watches the others by connections between process 0 and each of them.
-
-    The kernel closes the connection of a process that ends. Where `host`, that
-    of process 0, cannot be reached at another port, `--heartbeat` remains.
-    """
-    name, word = "watched", secrets.token_hex(8)
-    with contextlib.suppress(Exception):
-      if self._own == 0:
-        listening = socket.create_server(("", 0))
-        port = listening.getsockname()[1]
-        self._client.key_value_set(name, f"{port} {word}", allow_overwrite=True)
-        threading.Thread(
-          target=self._accept, args=(listening, word), daemon=True
-        ).start()
-        return
-      port, word = self._client.blocking_key_value_get(name, 60_000).split()
-      connection = socket.create_connection((host, int(port)), timeout=10)
-      connection.settimeout(None)
-      connection.sendall(f"{word} {self._own}\n".encode())
-      self._connections.append(connection)
-      threading.Thread(
-        target=self._read, args=(connection, 0), daemon=True
-      ).start()
-
-  def _accept(self, listening: socket.socket, word: str) -> None:
-    while True:
-      connection, _ = listening.accept()
-      with contextlib.suppress(OSError, ValueError):
-        connection.settimeout(10)
-        said, process = connection.recv(100).decode().split()
-        if said != word:
-          raise ValueError
-        connection.settimeout(None)
-        self._connections.append(connection)
-        threading.Thread(
-          target=self._read, args=(connection, int(process)), daemon=True
-        ).start()
-
-  def _read(self, connection: socket.socket, other: int) -> None:
-    """Leaves if a connection ends and the other process did not say so."""
-    said = ""
-    with contextlib.suppress(OSError):
-      while part := connection.recv(100):
-        said += part.decode(errors="replace")
-    if "bye" in said:
-      return
-    lost = [int(word) for word in said.split() if word.isdecimal()] or [other]
-    self._lost.update(lost)
-    if not self._stopped.wait(_SAME_ERROR) and self.code is None:
-      self._leave(lost)
-
-  def _tell(self, word: str) -> None:
-    for connection in self._connections:
-      with contextlib.suppress(OSError):
-        connection.sendall(f"{word}\n".encode())
-
-  def _leave(self, missing: Sequence[int]) -> None:
-    """Exits with a sentence, and tells the others which process is missing."""
-    self._tell(" ".join(map(str, missing)))
-    names = " and ".join(map(str, missing))
-    stopping.say(
-      f"launch: found no sign of life of process {names}, which ended, is "
-      f"stopped or out of reach. {self._saved()}"
-    )
-    sys.stdout.flush()
-    os._exit(stopping.RESUME)
-
-  def leave_without_missing(self) -> None:
-    """Exits with a sentence if a process is missing; else returns in time."""
-    for _ in range(int(2 * _SILENT / _BEAT)):
-      if missing := self._missing():
-        self._leave(missing)
-      time.sleep(_BEAT)
-
-  def _on_abort(self, number: int) -> None:
-    if self.code is not None:
-      os._exit(self.code)
-    self.leave_without_missing()
-
-  def _beat(self) -> None:
-    for count in itertools.count():
-      with contextlib.suppress(Exception):  # Then `_answered` becomes old.
-        self._client.key_value_set(
-          f"alive/{self._own}", str(count), allow_overwrite=True
-        )
-        found = dict(self._client.key_value_dir_get("alive/"))
-        self._answered = time.monotonic()
-        for other, (before, _) in self._seen.items():
-          if (beat := found.get(f"alive/{other}", before)) != before:
-            self._seen[other] = beat, self._answered
-      if self._stopped.wait(_BEAT):
-        return
-
-  def _missing(self) -> list[int]:
-    silent = [
-      other
-      for other, (_, at) in self._seen.items()
-      if other in self._lost or self._answered - at > _SILENT
-    ]
-    unanswered = time.monotonic() - self._answered > _SILENT
-    return silent or [0] * unanswered
-
-
-def _is_of_jax(error: BaseException | None) -> bool:
-  """Returns whether JAX raised this error or one that led to it.
+def _of_a_process_that_is_gone(error: BaseException | None) -> str:
+  """Returns the first line of the error of a collective, "" if it is another.
 
   A collective that fails while it is compiled or started raises a ValueError.
   """
   import jax
 
-  while error is not None and not (
-    isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
-  ):
+  while error is not None:
+    is_collective = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
+    if is_collective and _GONE.search(str(error)):
+      return str(error).partition("\n")[0][:200]
     error = error.__cause__ or error.__context__
-  return error is not None
+  return ""

@@ -39,7 +39,6 @@ from anysearch_jax.launch import (
   retrievers,
 )
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.training import validation
 
 _FIRST_SEED = 42
 _SUMMARY = "summary.json"
@@ -74,10 +73,11 @@ def main(argv: Sequence[str]) -> None:
   documents.update(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.evaluation import harness, journal
+  from anysearch_jax.methods import systems
   from anysearch_jax.rollout import searching
 
   folder = pathlib.Path(f.output)
-  validation.validate(config, trains=False, samples=chosen.local)
+  systems.validate(config, trains=False, samples=chosen.local)
   source = parts.source(config)
   e = config.evaluation
   questions = source.evaluation_questions(

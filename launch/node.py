@@ -19,19 +19,16 @@ use servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
     python -m launch.node --config=configs/qwen2_5_7b.py --target=slurm \
         --nodes=4 --output=/shared/run --dry_run
 
-writes what a cluster starts: an sbatch script, a JobSet or a SkyPilot task, see
-docs/cluster.md and `launch/cluster.py`. It runs this command on each node, with
-`--hosts` and `--rank`: the first nodes train, the first of them also drives
-the episodes, and the others sample.
+writes what a cluster starts on several nodes: an sbatch script, a JobSet or a
+SkyPilot task, see docs/cluster.md and `launch/cluster.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
@@ -39,7 +36,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.host import captured_stderr
 from anysearch_jax.launch import (
   cluster,
-  distributed,
   jax_setup,
   run_history,
   shipped,
@@ -52,18 +48,22 @@ SERVER = (
   "env HOST={host} PYTHON={python} TP={tp} STATIC={memory} "
   "CONTEXT={context} launch/serve_sglang.sh {model} {port} --dtype {dtype}"
 )
-_SERVER_PYTHON = ".venv-sglang/bin/python"
 _TRAINER = "anysearch_jax.launch.train"
-_STARTED = 3600  # Seconds, twice the default of --deadline.
+_SERVER_PYTHON = ".venv-sglang/bin/python"
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
-# Of the flags, those of these modules and `grace` are passed on to the trainer,
-# but what is resolved here; a cluster's nodes are given these too.
-_TRAINER_MODULES = (launch_flags.__name__, distributed.__name__)
-_RESOLVED = ("config", "set_config", "output")
-_OF_NODES = (
+# Seconds within which the servers and the retriever of other nodes may start.
+_STARTED = 1800.0
+_EVERYWHERE = "0.0.0.0"  # noqa: S104  Other nodes ask.
+# What starts Python on the nodes of a target; elsewhere as here.
+_PYTHONS = {"jobset": ["python"], "skypilot": [".venv/bin/python"]}
+# Flags that a job of one node is given too.
+_OF_NODE = (
   *("servers", "sglang_python", "port", "retriever_port", "memory"),
-  *("server_command", "deadline", "trainers", "gpus", "controller_port"),
+  *("server_command", "deadline"),
 )
+# Flags that the trainer is not given as they are.
+_RESOLVED = ("config", "set_config", "output")
+_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +92,15 @@ def parts_of(
   trainer: Sequence[str],
   *,
   servers: Servers | None,
-  processes: int = 1,
   retriever_port: int = 8000,
 ) -> tuple[list[supervisor.Part], supervisor.Part]:
   """Returns the parts of a run on this node.
 
-  `config` is as resolved, before the overrides added here, and `trainer` the
-  command with the flags that make it. Without `servers` the trainer samples
-  itself; `processes` is the number of nodes that train together.
+  Args:
+    config: as resolved, before the overrides added here.
+    trainer: the command of the trainer, with the flags that make `config`.
+    servers: what samples; None: the trainer itself.
+    retriever_port: port of the retriever.
 
   Returns:
     (services, trainer): the retriever and the servers, then the trainer.
@@ -107,17 +108,18 @@ def parts_of(
   Raises:
     ValueError: the GPUs cannot be divided, or the template is wrong.
   """
-  served, command = _retriever(config, trainer, retriever_port)
-  if servers is None:
-    return served, supervisor.Part("trainer", tuple(command))
-  if processes > 1 and servers.count != 0:
-    raise ValueError(
-      f"--processes: found {processes} with servers on this node, expected "
-      "--servers=0: each process asks all servers, so sglang.urls names them "
-      "as every node reaches them."
+  services = []
+  overrides: dict[str, str] = {}
+  if config.retrieval.kind == "index":
+    services.append(
+      _retriever(shipped.python(), config.retrieval, retriever_port)
     )
+    overrides |= _asks(f"http://127.0.0.1:{retriever_port}")
+  if servers is None:
+    command = (*trainer, *_flags(overrides))
+    return services, supervisor.Part("trainer", command)
   mesh = config.mesh
-  trains = mesh.trainer or tuple(range(mesh.size // processes))
+  trains = mesh.trainer or tuple(range(mesh.size))
   rollout, count, env = mesh.rollout, servers.count, {}
   if config.sglang.colocated:
     rollout = rollout or trains
@@ -130,80 +132,106 @@ def parts_of(
       "trainer; expected GPUs that are not the trainer's, or "
       "sglang.colocated=true, with which they take turns."
     )
-  started = [_server(i, gpus, config, servers) for i, gpus in enumerate(shares)]
-  urls = [part.health.removesuffix("/health") for part in started]
-  overrides = {
+  urls = list(config.sglang.urls)
+  if shares:
+    urls = [f"http://127.0.0.1:{servers.port + i}" for i in range(len(shares))]
+  for index, gpus in enumerate(shares):
+    part = _server(
+      config,
+      servers,
+      name=f"server-{index}",
+      gpus=_indices(gpus),
+      size=len(gpus),
+      port=str(servers.port + index),
+    )
+    services.append(part)
+  overrides |= {
     "engine.kind": "sglang",
-    "sglang.urls": ",".join(urls or config.sglang.urls),
+    "sglang.urls": ",".join(urls),
     # CUDA_VISIBLE_DEVICES hides the other GPUs, so the trainer's count from 0.
     "mesh.trainer": _indices(range(len(trains))),
     "mesh.rollout": "()",
   }
-  command += [f"--config.{name}={value}" for name, value in overrides.items()]
-  return served + started, supervisor.Part(
-    "trainer", tuple(command), {"CUDA_VISIBLE_DEVICES": _indices(trains)} | env
+  return services, supervisor.Part(
+    "trainer",
+    (*trainer, *_flags(overrides)),
+    {"CUDA_VISIBLE_DEVICES": _indices(trains)} | env,
   )
 
 
-def parts_in_cluster(
+def roles_of(
   config: config_lib.ExperimentConfig,
-  trainer: Sequence[str],
-  place: cluster.Place,
+  words: Sequence[str],
   *,
+  output: pathlib.Path,
+  python: Sequence[str],
   servers: Servers | None,
-  retriever_port: int = 8000,
-) -> tuple[list[supervisor.Part], supervisor.Part]:
-  """Returns the parts of a run on one of several nodes, as `parts_of` does.
+  training: int,
+  gpus: int,
+) -> cluster.Roles:
+  """Returns the commands of a run on several nodes, see `cluster.Roles`.
 
-  The first node has the retriever and the process that drives; nodes that train
-  are one run of `jax.distributed`. A node that samples serves until it is
-  stopped, with weights from the run folder. Without `servers` all nodes train
-  and sample.
+  Args:
+    config: as resolved, before the overrides added here.
+    words: the flags of a trainer, which make `config`.
+    output: the run's folder; servers read their weights there if
+      `sglang.weights` names no other folder that all nodes see.
+    python: the words that start Python on a node.
+    servers: of each node that samples; None: the trainers sample themselves.
+    training: the number of nodes that train.
+    gpus: of each node.
   """
-  trains = len(place.hosts) if servers is None else place.trainers
-  many = [
-    f"--coordinator={place.hosts[0]}:{place.port + 1}",
-    *(f"--processes={trains}", f"--process={place.rank}"),
-    # The first one starts when the retriever is healthy.
-    f"--connect_timeout={_STARTED}",
-  ]
-  train = [*trainer, *(many if trains > 1 else ())]
-  if servers is None:
-    return parts_of(
-      config,
-      train,
-      servers=None,
-      processes=trains,
-      retriever_port=retriever_port,
+  overrides: dict[str, str] = {}
+  retriever = server = None
+  shares: list[tuple[int, ...]] = []
+  if config.retrieval.kind == "index":
+    retriever = _retriever(
+      python,
+      config.retrieval,
+      cluster.RETRIEVER,
+      f"--host={_EVERYWHERE}",
+      f"--token_variable={cluster.RETRIEVER_KEY}",
     )
-  shares = _shares(tuple(range(place.gpus)), servers.count)
-  if place.rank >= trains:
-    every = "0.0.0.0"  # noqa: S104  Others ask them.
-    started = [
-      _server(i, gpus, config, servers, host=every)
-      for i, gpus in enumerate(shares)
-    ]
-    return started, supervisor.Part("until-stopped", ("sleep", "infinity"))
-  urls = [
-    f"http://{host}:{servers.port + i}"
-    for host in place.hosts[trains:]
-    for i in range(len(shares))
-  ]
-  overrides = {
-    "engine.kind": "sglang",
-    "sglang.urls": ",".join(urls),
-    "sglang.api_key_variable": cluster.SGLANG_KEY,
-    "mesh.trainer": "()",
-    "mesh.rollout": "()",
-  }
-  outputs = [word for word in trainer if word.startswith("--output=")]
-  if outputs and not config.sglang.weights:
-    output = outputs[-1].removeprefix("--output=")
-    overrides["sglang.weights"] = f"{output}/weights"
-  named = [f"--config.{name}={value}" for name, value in overrides.items()]
-  services, asks = _retriever(config, train, retriever_port)
-  part = supervisor.Part("trainer", (*asks, *named))
-  return [] if place.rank else services, part
+    overrides |= _asks(f"http://${{retriever}}:{cluster.RETRIEVER}")
+    overrides["retrieval.key_variable"] = cluster.RETRIEVER_KEY
+  if servers is not None:
+    shares = _shares(tuple(range(gpus)), servers.count)
+    server = _server(
+      config,
+      servers,
+      name="server",
+      gpus="${gpus}",
+      size=len(shares[0]) if shares else 0,
+      port="${port}",
+      host=_EVERYWHERE,
+    )
+    overrides |= {
+      "engine.kind": "sglang",
+      "sglang.urls": "${urls}",
+      "sglang.weights": config.sglang.weights or str(output / "weights"),
+      "sglang.wait": str(max(config.sglang.wait, _STARTED)),
+      "sglang.api_key_variable": cluster.SGLANG_KEY,
+      "mesh.trainer": "()",
+      "mesh.rollout": "()",
+    }
+  command = (
+    *python,
+    "-m",
+    _TRAINER,
+    *words,
+    f"--coordinator=${{first}}:{cluster.COORDINATOR}",
+    f"--processes={training}",
+    "--process=${rank}",
+    f"--connect_timeout={2 * _STARTED:.0f}",
+    *_flags(overrides),
+  )
+  return cluster.Roles(
+    trainer=supervisor.Part("trainer", command),
+    server=server,
+    retriever=retriever,
+    shares=shares,
+    port=servers.port if servers is not None else 0,
+  )
 
 
 def samples_by_servers(
@@ -219,31 +247,39 @@ def samples_by_servers(
   return config.engine.kind == "sglang" or separate
 
 
+def _flags(overrides: Mapping[str, str]) -> list[str]:
+  return [f"--config.{name}={value}" for name, value in overrides.items()]
+
+
+def _asks(url: str) -> dict[str, str]:
+  """Returns the overrides of a run whose index is served at an address."""
+  return {
+    "retrieval.kind": "http",
+    "retrieval.url": url,
+    "retrieval.index": "",
+    "retrieval.encoder": "",
+  }
+
+
 def _retriever(
-  config: config_lib.ExperimentConfig, trainer: Sequence[str], port: int
-) -> tuple[list[supervisor.Part], list[str]]:
-  """Returns the retriever's part, if needed, and the trainer's command."""
-  c = config.retrieval
-  if c.kind != "index":
-    return [], list(trainer)
-  url = f"http://127.0.0.1:{port}"
+  python: Sequence[str],
+  retrieval: config_lib.RetrievalConfig,
+  port: int,
+  *more: str,
+) -> supervisor.Part:
+  """Returns the service of an index; `more` are flags of `serve_retriever`."""
   command = [
-    *(*shipped.python(), "-m", "anysearch_jax.launch.serve_retriever"),
-    *(f"--index={c.index}", f"--port={port}"),
+    *python,
+    "-m",
+    "anysearch_jax.launch.serve_retriever",
+    f"--index={retrieval.index}",
+    f"--port={port}",
+    *more,
   ]
-  if c.encoder:
-    command.append(f"--encoder={c.encoder}")
-  part = supervisor.Part(
-    "retriever",
-    tuple(command),
-    {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"},
-    health=f"{url}/health",
-  )
-  asks = {"kind": "http", "url": url, "index": "", "encoder": ""}
-  return [part], [
-    *trainer,
-    *(f"--config.retrieval.{name}={value}" for name, value in asks.items()),
-  ]
+  if retrieval.encoder:
+    command.append(f"--encoder={retrieval.encoder}")
+  health = f"http://127.0.0.1:{port}/health"
+  return supervisor.Part("retriever", tuple(command), _CPU, health=health)
 
 
 def _shares(gpus: tuple[int, ...], count: int | None) -> list[tuple[int, ...]]:
@@ -267,20 +303,22 @@ def _shares(gpus: tuple[int, ...], count: int | None) -> list[tuple[int, ...]]:
 
 
 def _server(
-  index: int,
-  gpus: tuple[int, ...],
   config: config_lib.ExperimentConfig,
   servers: Servers,
   *,
+  name: str,
+  gpus: str,
+  size: int,
+  port: str,
   host: str = "127.0.0.1",
 ) -> supervisor.Part:
-  port = servers.port + index
+  """Returns a server on `size` GPUs, which are named in `gpus`."""
   values = {
     "python": shipped.find(servers.python),
     "model": config.policy,
     "port": port,
-    "tp": len(gpus),
-    "gpus": _indices(gpus),
+    "tp": size,
+    "gpus": gpus,
     "memory": servers.memory,
     "context": config.episode.max_context,
     "dtype": config.compute_dtype,
@@ -304,16 +342,14 @@ def _server(
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
-    command += sglang.adapter_flags(
-      config.lora.rank,
-      config.lora.targets,
-      async_level=config.pipeline.async_level,
-    )
-  follows = {"DELTAS": config.sglang.weights} if config.sglang.deltas else {}
+    command += sglang.adapter_flags(config.lora.rank, config.lora.targets)
+  env = {"CUDA_VISIBLE_DEVICES": gpus}
+  if config.sglang.deltas:
+    env["DELTAS"] = config.sglang.weights
   return supervisor.Part(
-    f"server-{index}",
+    name,
     tuple(command),
-    {"CUDA_VISIBLE_DEVICES": _indices(gpus)} | follows,
+    env,
     health=f"http://127.0.0.1:{port}/health",
     # The trainer waits for a restarted server and sends it the weights.
     restarts=_RESTARTS,
@@ -329,12 +365,17 @@ def validate(
   trainer: supervisor.Part,
   output: pathlib.Path,
   *,
+  processes: int = 1,
   allow_changes: bool = False,
 ) -> None:
   """Checks a configuration before servers are started for it.
 
-  `config` is without the trainer's own overrides. The trainer resumes the run
-  in `output`, if there is one.
+  Args:
+    config: the run's, without the trainer's own overrides.
+    trainer: the trainer; what its shell will know is replaced by an example.
+    output: the run's folder; the trainer resumes the run in it.
+    processes: how many train together.
+    allow_changes: whether learning settings may differ from that run's.
 
   Raises:
     ValueError: the configuration is invalid or does not fit the run.
@@ -342,30 +383,29 @@ def validate(
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
     import jax
 
-    from anysearch_jax.training import validation
-
   # A reward function that is tried may compute; the GPUs are for the parts.
   jax.config.update("jax_platforms", "cpu")
-  words, prefix = trainer.command, "--config."
-  added = [w.removeprefix(prefix) for w in words if w.startswith(prefix)]
-  resolved = launch_flags.override(config, added)
-  many = [w for w in words if w.startswith("--processes=")]
-  validation.validate(
-    resolved,
-    processes=int(many[-1].partition("=")[2]) if many else 1,
-  )
+  prefix, urls = "--config.", "http://node:30000"
+  overrides = [
+    word.removeprefix(prefix).replace("${urls}", urls)
+    for word in trainer.command
+    if word.startswith(prefix)
+  ]
+  resolved = launch_flags.override(config, overrides)
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  systems.validate(resolved, processes=processes)
   run_history.check(output, resolved, allow=allow_changes)
 
 
 def define_flags() -> None:
   launch_flags.define_training()
-  distributed.define_flags()
   cluster.define_flags()
   flags.DEFINE_bool("dry_run", False, "Print commands, or a file, and stop.")
   flags.DEFINE_integer(
     "servers",
     None,
-    "SGLang servers on this node; default: one for two GPUs of mesh.rollout, "
+    "SGLang servers on a node; default: one for two GPUs of mesh.rollout, "
     "or for each that it shares. 0: those of sglang.urls are used.",
     lower_bound=0,
   )
@@ -387,39 +427,63 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> int:
   config, f = launch_flags.read_config(), flags.FLAGS
   output = launch_flags.run_folder(config, f.output)
-  # Nodes that train together share the run folder, so each logs to its own.
-  node = "" if f.process is None else f"process-{f.process}"
-  node = f"node-{f.rank}" if len(f.hosts) > 1 else node
-  logs = pathlib.Path(f.log_dir or output / "logs" / node)
-  by_module = f.flags_by_module_dict()
-  of_trainer = {x.name for name in _TRAINER_MODULES for x in by_module[name]}
-
-  def given(names: Iterable[str]) -> list[str]:
-    passed = [f[name] for name in names if f[name].present]
-    return [f"--{flag.name}={flag.value}" for flag in passed]
-
+  of_trainer = f.flags_by_module_dict()[launch_flags.__name__]
+  passed = sorted(flag.name for flag in of_trainer if flag.present)
   words = [
     f"--config={f.config}",
-    *(f"--config.{each}" for each in f.set_config),
+    *(f"--config.{assignment}" for assignment in f.set_config),
     f"--output={output}",
-    *given(["grace", *sorted(of_trainer.difference(_RESOLVED))]),
   ]
-  own = f.servers, f.port, f.memory, f.sglang_python, f.server_command
-  used = Servers(*own) if samples_by_servers(config, f.set_config) else None
-  place = cluster.place(config.mesh, samples=used is not None)
-  trainer = [*shipped.python(), "-m", _TRAINER, *words]
-  make = functools.partial(parts_of, processes=f.processes or 1)
-  if len(place.hosts) > 1:
-    make = functools.partial(parts_in_cluster, place=place)
-  port = f.retriever_port
-  services, main_part = make(config, trainer, servers=used, retriever_port=port)
-  validate(config, main_part, output, allow_changes=f.allow_changes)
-  if f.target:
-    words += given(_OF_NODES)
-    cluster.write(
-      config, place, ["-m", "anysearch_jax.launch.node", *words], output
+  for name in ("grace", *passed):
+    if f[name].present and name not in _RESOLVED:
+      words.append(f"--{name}={f[name].value}")
+  servers = None
+  if samples_by_servers(config, f.set_config):
+    servers = Servers(
+      count=f.servers,
+      port=f.port,
+      memory=f.memory,
+      python=f.sglang_python,
+      command=f.server_command,
     )
+  python = _PYTHONS.get(f.target) or shipped.python()
+  if f.nodes > 1 and f.target:
+    serves = servers is not None
+    training = cluster.trainers(config.mesh, serves=serves)
+    roles = roles_of(
+      config,
+      words,
+      output=output,
+      python=python,
+      servers=servers,
+      training=training,
+      gpus=f.gpus,
+    )
+    validate(
+      config,
+      roles.trainer,
+      output,
+      processes=training,
+      allow_changes=f.allow_changes,
+    )
+    cluster.write(config, roles, training=training, output=output)
     return 0
+  if f.nodes > 1:
+    raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
+  trainer = [*shipped.python(), "-m", _TRAINER, *words]
+  services, main_part = parts_of(
+    config, trainer, servers=servers, retriever_port=f.retriever_port
+  )
+  validate(config, main_part, output, allow_changes=f.allow_changes)
+  if f.target:  # One node, on which this command runs.
+    for name in _OF_NODE:
+      if f[name].present:
+        words.append(f"--{name}={f[name].value}")
+    node = (*python, "-m", "anysearch_jax.launch.node", *words)
+    roles = cluster.Roles(supervisor.Part("node", node))
+    cluster.write(config, roles, training=1, output=output)
+    return 0
+  logs = pathlib.Path(f.log_dir or output / "logs")
   if f.dry_run:
     # As a user can run them by hand.
     for part in (*services, main_part):
@@ -432,8 +496,7 @@ def main(argv: Sequence[str]) -> int:
       f"policy: found no config.json in {config.policy!r}, expected a Hugging "
       "Face folder; name it with --config.policy."
     )
-  with cluster.key_file():
-    return supervisor.run(services, main_part, logs=logs, deadline=f.deadline)
+  return supervisor.run(services, main_part, logs=logs, deadline=f.deadline)
 
 
 if __name__ == "__main__":

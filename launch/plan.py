@@ -78,11 +78,12 @@ def _plan(config: config_lib.ExperimentConfig) -> plan_lib.Plan:
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
     from anysearch_jax.planning import plan as plan_lib
     from anysearch_jax.planning import targets, whole_step
-    from anysearch_jax.training import validation
 
   f = flags.FLAGS
   target = targets.parse(f.target)
-  validation.validate(config)
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  systems.validate(config)
   return plan_lib.make(
     config,
     read_architecture(config.policy),

@@ -79,7 +79,7 @@ def define_flags() -> None:
     "scripted",
     None,
     "module:function of (config, source), which returns an engine and its "
-    "codec; or a policy of the generated world: expert, optimum, "
+    "codec; or a policy of the generated world: optimum, "
     "optimum:PRICE, unknown_only, everything.",
   )
   launch_flags.define_allow_cpu()
@@ -157,7 +157,12 @@ def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
     f.openai_key_variable,
   )
   try:
-    opened = endpoints.opened(named, config)
+    opened = endpoints.opened(
+      named,
+      episode=config.episode,
+      sampling=config.sampling,
+      concurrency=config.engine.slots,
+    )
   except ValueError as error:
     raise app.UsageError(f"--openai: {error}") from error
   if opened.why:

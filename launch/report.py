@@ -6,8 +6,8 @@ An argument is the folder of a run that contains `evaluation/<name>/`, the
 folder of one evaluation, or `label=folder`. A run without an evaluation adds
 its training curves only. Evaluations of one method joined by `+` make one row:
 of one training or of several, which intervals then cover (docs/statistics.md).
-The first row is the system under test. report.json, tables.md and a CSV file
-for each table are written beside the page, so give it its own folder. The
+The first row is the system under test. report.json and a CSV file for each
+table are written beside the page, so give it its own folder. The
 default is `report/` inside the run of the first row.
 
 Episodes to read are in trajectories.html beside it. The pages need no network
@@ -19,6 +19,7 @@ searches of all rows against the budget, for light and dark backgrounds.
 
 Labels and folders may contain `=` and `+`: the longest suffix of an item that
 names existing folders is read as folders, and the text before it as the label.
+Of several folders none has a `+` in its name.
 """
 
 from __future__ import annotations
@@ -57,11 +58,6 @@ def define_flags() -> None:
     "tables",
     [],
     "label=ablation, ...: tool, format, scaffold, sampling, phases.",
-  )
-  flags.DEFINE_list(
-    "surfaces",
-    [],
-    "label=folder of an evaluation under pairs of searches and tokens, ...",
   )
   launch_flags.define_prices("default: those of the evaluations.")
   flags.DEFINE_string(
@@ -120,11 +116,6 @@ def main(argv: Sequence[str]) -> None:
     groups=parse_tables(f.tables),
     prices=priced.evaluation.prices if f.prices else None,
     configured=_configured([path for s in evaluated for path in s.folders]),
-    surfaces={
-      label: loading.load_row(label, *folders, paired=True).columns
-      for item in f.surfaces
-      for label, folders in [loading.named(item, labelled=True)]
-    },
   )
   samples = [
     trajectories.Sample(row.label, row.episodes, loading.decoder(s.folders[0]))

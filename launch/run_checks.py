@@ -51,7 +51,7 @@ from anysearch_jax.rollout.servers import fleet as fleet_lib
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
-from anysearch_jax.training import placement, validation
+from anysearch_jax.training import placement
 
 _QUERIES = 10
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
@@ -113,7 +113,7 @@ class Checks:
 
   def configuration(self) -> Finding:
     """Checks that the configuration is valid."""
-    validation.validate(self.config)
+    systems.validate(self.config)
     return ok(f"{self.config.name} is one that can run")
 
   def policy(self) -> Finding:

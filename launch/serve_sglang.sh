@@ -7,8 +7,7 @@
 # cache), CONTEXT (episode.max_context), CUDA_VISIBLE_DEVICES. A server on the
 # trainer's GPU (sglang.colocated) needs the flag --enable-memory-saver. A run
 # that trains adapters (lora.rank) sends only them to servers started with LORA,
-# that rank, and ADAPTERS, how many requests may name at once (by default 2, or
-# pipeline.async_level + 1).
+# that rank.
 # DELTAS, the folder of sglang.weights, is for a run with sglang.deltas: this host
 # then keeps a copy of the weights in RAM and patches it.
 # Whoever reaches a server can give it other weights. So one whose HOST is not
@@ -61,9 +60,9 @@ then
 fi
 
 adapters=()
-if [ -n "${LORA:-}" ]; then  # One more slot is the base's own.
+if [ -n "${LORA:-}" ]; then  # Two versions, and the base.
   adapters=(--enable-lora --max-lora-rank "$LORA"
-    --max-loras-per-batch "$((${ADAPTERS:-2} + 1))"
+    --max-loras-per-batch 3
     --lora-target-modules q_proj k_proj v_proj o_proj gate_proj up_proj down_proj)
 fi
 

@@ -1,11 +1,11 @@
-"""Runs several commands as one: starts, watches and stops them together.
+"""Runs several commands of one machine: starts, watches and stops them.
 
 Services start first. When all of them answer, the main command starts; when it
 ends, everything ends. Each command writes to its own log, and one line is
 printed whenever something changes. A stop is passed on to the main command,
 which may need its services while it saves, so they are stopped only after it
-has ended, however long it says that it needs. A command is stopped together
-with all processes that it started, except those with a session of their own.
+has ended, however long it says that it needs. What a command leaves behind is
+killed, except processes with a session of their own.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from anysearch_jax.launch import progress, stopping
 
 _POLL = 0.1  # Seconds between polls of the processes.
 _PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
-_ASKED = 5.0  # Seconds for one of several other machines to answer.
+_ANSWER = 5.0  # Seconds for an answer about its health.
 _TAIL = 20  # Lines of a log that are shown after a failure.
-_LEFT_BEHIND = 10.0  # Seconds that killed processes may take to disappear.
+_LEFT_BEHIND = 2.0  # Seconds that killed processes may take to disappear.
 _ANNOUNCED = 50  # Lines of a log that are searched for what a child announces.
 
 
@@ -47,8 +47,6 @@ class Part:
     env: variables that are added to the environment.
     health: URL that answers without error when it is ready; "": ready at once.
     restarts: how often it is restarted if it ends before the main command.
-    ends: whether it may end before the main command, with 0 or `RESUME`.
-    needs: URLs, also of other machines; one answers before it is started.
   """
 
   name: str
@@ -56,8 +54,6 @@ class Part:
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
   health: str = ""
   restarts: int = 0
-  ends: bool = False
-  needs: tuple[str, ...] = ()
 
   def shown(self) -> str:
     """Returns the command with its environment, quoted for a shell."""
@@ -101,9 +97,9 @@ def run(
       has as many as it asks for.
     every: seconds between printed lines of the main command.
 
-  Returns the exit code of `main`, or 128 + the signal that killed it; 1 if a
-  service failed; `stopping.RESUME` if a signal arrived before `main` was
-  started.
+  Returns:
+    The exit code of `main`, or 128 + the signal that killed it; 1 if a service
+    failed; `stopping.RESUME` if a signal arrived before `main` was started.
   """
   logs.mkdir(parents=True, exist_ok=True)
   serving: list[Running] = []
@@ -116,18 +112,15 @@ def run(
 
   def end(running: Sequence[Running], limit: Callable[[Child], float]) -> None:
     def show() -> None:
-      for each in running:
-        each.show()
+      for part in running:
+        part.show()
 
-    for each in stop(running, limit=limit, urged=urged.is_set, poll=show):
-      each.say("did not end by itself; killed")
-    if left := ", ".join(each.part.name for each in running if each.runs()):
-      _say(f"not even SIGKILL ended all of {left}; look for their processes")
+    for part in stop(running, limit=limit, urged=urged.is_set, poll=show):
+      part.say("did not end by itself; killed")
 
   with stopping.heard(first, lambda number: urged.set()):
     try:
       for part in services:
-        _await_others(part, asked, deadline)
         serving.append(Running(part, logs, _PATIENCE))
       _await_health(serving, asked, deadline)
       mains.append(Running(main, logs, every))
@@ -138,30 +131,14 @@ def run(
     except _SignalError:
       code = None
     finally:
-      ended = any(each.code is not None for each in mains)
-      end(mains, (lambda _: grace) if ended else Child.patience)
+      end(mains, Child.patience)
       end(serving, lambda _: grace)
-    for each in mains if code is None else ():
-      code = each.code
-      each.say(f"ended with code {code} after {each.took}")
-    return stopping.RESUME if code is None else code
-
-
-def _await_others(part: Part, asked: threading.Event, deadline: float) -> None:
-  """Waits until one of those that a part needs has answered."""
-  end, needs, said = time.monotonic() + deadline, part.needs, False
-  while needs and not any(_answers(url, _ASKED) for url in needs):
-    among = f"one of {', '.join(needs)}"
-    if not said:
-      _say(f"[{part.name}] waits for {among}")
-    said = True
-    if time.monotonic() > end:
-      raise PartError(
-        f"[{part.name}] {among} did not answer within {deadline:g} seconds; "
-        "look at the logs of those machines."
-      )
-    if asked.wait(1.0):
-      raise _SignalError
+  if code is not None:
+    return code
+  for running in mains:
+    running.say(f"ended with code {running.code} after {running.took}")
+    return running.code if running.code is not None else 1
+  return stopping.RESUME
 
 
 def _await_health(
@@ -169,20 +146,21 @@ def _await_health(
 ) -> None:
   """Waits until all services have answered."""
   end = time.monotonic() + deadline
-  waiting = [each for each in services if each.part.health]
+  waiting = [service for service in services if service.part.health]
   while waiting:
-    time.sleep(_POLL)
-    _check(services, asked)
-    for each in list(waiting):
-      if each.ready.is_set():
-        each.say(f"ready after {each.took}")
-        waiting.remove(each)
+    for service in list(waiting):
+      _check(services, asked)
+      if _answers(service.part.health):
+        service.say(f"ready after {service.took}")
+        waiting.remove(service)
       elif time.monotonic() > end:
-        raise each.failure(
-          f"did not answer {each.part.health} within {deadline:g} seconds"
+        raise service.failure(
+          f"did not answer {service.part.health} within {deadline:g} seconds"
         )
       else:
-        each.show()
+        service.show()
+    time.sleep(_POLL)
+  _check(services, asked)
 
 
 def _await_end(
@@ -193,9 +171,9 @@ def _await_end(
   A service that is restarted meanwhile is replaced in the list.
   """
   while (code := main.code) is None:
-    for place, each in enumerate(services):
-      if each.failed and each.part.restarts and not asked.is_set():
-        services[place] = each.again()
+    for place, service in enumerate(services):
+      if service.code is not None and service.part.restarts:
+        services[place] = service.again()
     _check(services, asked)
     main.show()
     time.sleep(_POLL)
@@ -211,20 +189,23 @@ def _check(services: Sequence[Running], asked: threading.Event) -> None:
   """Raises if a signal arrived or a service has ended."""
   if asked.is_set():
     raise _SignalError
-  for each in services:
-    if each.failed:
-      raise each.failure(
-        f"ended with code {each.code} after {each.took}, expected it to serve "
-        "until the end"
+  for service in services:
+    if service.code is not None:
+      raise service.failure(
+        f"ended with code {service.code} after {service.took}, expected it to "
+        "serve until the end"
       )
 
 
 class Child:
   """A running command whose output goes to a log.
 
-  Its children belong to it, except those with a session of their own. `env` is
-  added to the environment, and `heading` is written to the log first. With
-  `append` the log is kept; `text` and `tail` skip what was in it.
+  Args:
+    command: the program and its arguments.
+    log: file of its output; `text` and `tail` skip what was in it.
+    env: variables that are added to the environment.
+    heading: text that is written to the log first.
+    append: whether to keep what is in the log.
 
   Raises:
     OSError: the program cannot be started.
@@ -240,7 +221,6 @@ class Child:
     append: bool = False,
   ):
     self.log = log
-    self._asked: set[bool] = set()
     with log.open("ab" if append else "wb") as file:
       file.write(heading.encode())
       file.flush()
@@ -281,39 +261,21 @@ class Child:
     """Returns the seconds that it says it needs to stop."""
     return stopping.patience(self.tail(_ANNOUNCED))
 
-  def runs(self) -> bool:
-    """Returns whether it or any process of its group runs."""
-    return self._process.poll() is None or _group_runs(self._process.pid)
-
   def ask_to_end(self) -> None:
-    """Sends SIGTERM once to the command and, after it ended, to its children.
-
-    The command comes first, because it may have its own way to end them.
-    """
-    ended = self._process.poll() is not None
-    if ended in self._asked:
-      return
-    self._asked.add(ended)
-    if ended:
-      self._signal(signal.SIGTERM)
-    else:
-      self._process.terminate()
+    """Sends SIGTERM to the command, which ends its children in its own way."""
+    self._process.terminate()
 
   def kill(self) -> None:
-    """Kills all processes of its group and waits until they are gone.
+    """Kills it and what it left behind, and waits for them for a moment.
 
-    Those that wait for a device cannot be killed; `runs` is then still true.
+    Those that wait for a device cannot be killed.
     """
-    self._signal(signal.SIGKILL)
     end = time.monotonic() + _LEFT_BEHIND
-    while self.runs() and time.monotonic() < end:
-      time.sleep(_POLL)
-
-  def _signal(self, number: int) -> None:
-    # Check that the group exists: process-group ids can be reused.
-    if self.runs():
-      with contextlib.suppress(ProcessLookupError):
-        os.killpg(self._process.pid, number)
+    with contextlib.suppress(ProcessLookupError):
+      while time.monotonic() < end:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.poll()
+        time.sleep(_POLL)
 
   def _read(self, start: int) -> str:
     with self.log.open("rb") as file:
@@ -333,29 +295,41 @@ def stop(
 ) -> list[_C]:
   """Stops children by SIGTERM, and by SIGKILL after the limit or when urged.
 
-  `limit` returns the seconds that a child may take, as known so far, and
-  `urged` whether SIGKILL must be sent at once. `poll` is called meanwhile.
-  Returns the children that were killed.
+  Args:
+    children: the commands, each with what it has started.
+    limit: returns the seconds that a child may take, as known so far.
+    urged: returns whether SIGKILL must be sent at once.
+    poll: is called meanwhile.
+
+  Returns:
+    The children that did not end by themselves.
   """
   began = time.monotonic()
   killed: list[_C] = []
-  while left := [each for each in children if each.runs()]:
+  left = [child for child in children if child.code is None]
+  for child in left:
+    child.ask_to_end()
+  while left:
     late = time.monotonic() - began
-    for each in left:
-      if each not in killed and (urged() or late > limit(each)):
-        each.kill()
-        killed.append(each)
-      else:
-        each.ask_to_end()
-    if all(each in killed for each in left):
-      break
+    for child in left:
+      if urged() or late > limit(child):
+        child.kill()
+        killed.append(child)
+    left = [x for x in left if x.code is None and x not in killed]
     poll()
     time.sleep(_POLL)
+  for child in children:
+    child.kill()
   return killed
 
 
 class Running(Child):
   """A started part, with the lines that are printed of it.
+
+  Args:
+    part: the command.
+    logs: folder of its log.
+    every: seconds between its printed lines.
 
   Raises:
     PartError: it cannot be started, or its port is another process's, which
@@ -364,7 +338,6 @@ class Running(Child):
 
   def __init__(self, part: Part, logs: pathlib.Path, every: float = 2.0):
     self.part = part
-    self.ready = threading.Event()
     self._every = every
     self._last, self._shown = "", time.monotonic()
     address = urllib.parse.urlsplit(part.health)
@@ -384,18 +357,9 @@ class Running(Child):
       )
     except OSError as error:
       raise PartError(f"[{part.name}] could not start: {error}.") from error
-    if part.health:
-      threading.Thread(target=self._await_health, daemon=True).start()
-    else:
-      self.ready.set()
-
-  @property
-  def failed(self) -> bool:
-    """Whether it ended, although it should not have."""
-    well = (None, 0, stopping.RESUME) if self.part.ends else (None,)
-    return self.code not in well
 
   def say(self, what: str) -> None:
+    """Prints a line with the part's name."""
     _say(f"[{self.part.name}] {what}")
 
   def show(self, *, now: bool = False) -> None:
@@ -414,6 +378,7 @@ class Running(Child):
     return f"{what}; the end of {self.log}:{end}"
 
   def failure(self, what: str) -> PartError:
+    """Returns an error that says what failed, with the end of the log."""
     return PartError(f"[{self.part.name}] {self.with_log(what)}")
 
   def again(self) -> Running:
@@ -427,36 +392,12 @@ class Running(Child):
     part = dataclasses.replace(self.part, restarts=left - 1)
     return Running(part, self.log.parent, self._every)
 
-  def _await_health(self) -> None:
-    while self.code is None:
-      if _answers(self.part.health):
-        self.ready.set()
-        return
-      time.sleep(_POLL)
 
-
-def _answers(url: str, seconds: float = 30.0) -> bool:
-  """Returns whether a service of this machine or of its cluster answers."""
+def _answers(url: str) -> bool:
+  """Returns whether a service of this machine answers without an error."""
   # So proxies of the environment are ignored.
   opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
   with contextlib.suppress(OSError, ValueError):
-    opener.open(url, timeout=seconds).close()
+    opener.open(url, timeout=_ANSWER).close()
     return True
   return False
-
-
-def _group_runs(group: int) -> bool:
-  """Returns whether a process of the group runs; zombies do not count."""
-  try:
-    os.killpg(group, 0)
-  except ProcessLookupError:
-    return False
-  except PermissionError:
-    return True
-  stats = list(pathlib.Path("/proc").glob("[0-9]*/stat"))
-  for stat in stats:
-    with contextlib.suppress(OSError):
-      state, _, of = stat.read_text().rpartition(")")[2].split()[:3]
-      if int(of) == group and state not in "ZX":
-        return True
-  return not stats  # Without /proc, the existence of the group must suffice.

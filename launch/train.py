@@ -191,11 +191,12 @@ def _trainer(
   import jax
 
   from anysearch_jax.host import processes, run_lock
+  from anysearch_jax.methods import systems
   from anysearch_jax.policy import hf, lora, sharding
   from anysearch_jax.rollout import searching
   from anysearch_jax.training import loop, trackers
 
-  validation.validate(config, processes=jax.process_count())
+  systems.validate(config, processes=jax.process_count())
   questions, retriever, provenance = processes.barrier_call(
     lambda: _begin(config)
   )
@@ -227,6 +228,7 @@ def _trainer(
       held.enter_context(line.telling(searcher.waits))
   trainer = loop.Trainer(
     config,
+    method=systems.trained(config),
     policy=hf.load(
       config.policy,
       mesh=sharding.training_mesh(config.mesh),
@@ -335,7 +337,9 @@ def check_alone(config: config_lib.SglangConfig) -> None:
 def dry_run(config: config_lib.ExperimentConfig) -> None:
   """Prints the resolved configuration, and how often it asks a question."""
   os.environ["JAX_PLATFORMS"] = "cpu"  # Before JAX is imported.
-  validation.validate(config)
+  from anysearch_jax.methods import systems
+
+  systems.validate(config)
   print(describe(config))
   try:
     _, said = passes(_questions(config, parts.source(config)))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 import anysearch_jax as aj
+from research import expert as expert_lib
 
 PROBE_KINDS = (
   *("nothing", "conflict", "found", "copy", "memory", "relation"),
@@ -68,7 +69,7 @@ class Setting:
   search: Search
   codec: aj.Tokenizer
   episode: aj.config.EpisodeConfig
-  expert: aj.expert.ExpertConfig | None = None
+  expert: expert_lib.ExpertConfig | None = None
 
 
 class Played(NamedTuple):
@@ -110,8 +111,8 @@ def demonstrate(
   Raises:
     ValueError: the codec splits a word, or a limit leaves no room for a turn.
   """
-  usual = aj.expert.SCAFFOLDED if scaffold else aj.expert.PLAIN
-  expert = aj.expert.Expert(
+  usual = expert_lib.SCAFFOLDED if scaffold else expert_lib.PLAIN
+  expert = expert_lib.Expert(
     question,
     world=setting.world,
     budget=budget,

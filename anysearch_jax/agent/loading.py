@@ -33,7 +33,12 @@ def load(
   if isinstance(policy, endpoints.Endpoint):
     config = agent_lib.with_answer_room(config or endpoints.default_config())
     searcher = searching.BatchingRetriever(_opened(retriever), config.search)
-    opened = endpoints.opened(policy, config)
+    opened = endpoints.opened(
+      policy,
+      episode=config.episode,
+      sampling=config.sampling,
+      concurrency=config.engine.slots,
+    )
     config = config_lib.changed(config, episode={"prompts": opened.prompts})
     engine, codec = opened.engine, opened.codec
   else:

@@ -44,22 +44,21 @@ _REQUIRED: dict[str, tuple[type, ...]] = {
 _KINDS = _REQUIRED | {"dataset": (str, type(None)), "metadata": (dict,)}
 
 OUTCOMES = ("answered", "invalid", "truncated", "failed")
-KINDS = ("known", "unknown", "stale")  # State of a fact in the policy's memory.
 _WORLD = "world"  # The dataset of questions that record none.
 _OF_A_SNAPSHOT = re.compile(r"(train|dev|held-out)/\d+(?=/)")
 _AGAIN = "Evaluate this row again with this version."
-NONE = -1  # Hops or kind of a question that does not record them.
+NONE = -1  # Hops of a question that does not record them.
 
 # The columns: integers, then floats; of the latter what every episode has, what
 # it may lack (nan), and what is derived.
-_INTEGERS = "question budget seed run hops outcome kind".split()
+_INTEGERS = "question budget seed run hops outcome".split()
 _PRESENT = (
   "em searches violation scaffold generated_tokens retrieved_tokens "
   "total_tokens"
 ).split()
 FOUND = "gold_recall evidence_recall citation_precision citation_recall".split()
 _OPTIONAL = ["format", "input_tokens", "cost", *FOUND, "judged", "confidence"]
-_DERIVED = "f1 asked optimum official_em official_f1".split()
+_DERIVED = "f1 optimum official_em official_f1".split()
 _CAPS = {
   "token_cap": "tokens",
   "dollar_cap": "dollars",
@@ -88,8 +87,6 @@ class Columns:
       run: int, index in `runs`.
       hops: int, NONE where unknown.
       outcome: int, index in OUTCOMES.
-      kind: int, index in KINDS of the first fact, NONE where unknown.
-      asked: float, 1 where that fact was searched.
       optimum: float, P(right answer) of the best agent for the question and
         budget, see `with_optimum`; nan where unknown.
       em, f1, searches, violation, scaffold, *_tokens: float.
@@ -313,7 +310,7 @@ def _numbers(
   except ValueError as error:
     raise ValueError(f"{where}: {error} {_AGAIN}") from error
   official = _official_score(dataset, episode["answer"], accepted)
-  hop, f1 = first_hop(episode), float(episode["em"])
+  f1 = float(episode["em"])
   if not f1 and episode["answer"] is not None:
     f1 = _token_f1(episode["answer"], tuple(episode["golden_answers"]))
   hops, optional = metadata.get("hops"), map(episode.get, _OPTIONAL)
@@ -324,11 +321,9 @@ def _numbers(
     run,
     NONE if hops is None else hops,
     OUTCOMES.index(episode["outcome"]),
-    NONE if hop is None else KINDS.index(hop[0]),
     *(episode[key] for key in _PRESENT),
     *(math.nan if value is None else value for value in optional),
     f1,
-    0 if hop is None else hop[1],
     math.nan,
     *((math.nan, math.nan) if official is None else official),
     *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPS.values()),
@@ -414,31 +409,3 @@ def cluster_of(question: str, dataset: str = _WORLD) -> str:
   """
   found = _OF_A_SNAPSHOT.match(question) if dataset == _WORLD else None
   return found[0] if found else question
-
-
-def asks_for(query: str, fact: Mapping[str, Any]) -> bool:
-  """Whether `query` has the entity and either wording as whole words."""
-
-  def words(text: str) -> str:
-    return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
-
-  def mentions(phrase: str) -> bool:
-    return bool(phrase.strip()) and words(phrase) in words(query)
-
-  wordings = (fact.get(name) or "" for name in ("relation", "alternative"))
-  return mentions(fact["entity"]) and any(map(mentions, wordings))
-
-
-def first_hop(episode: Episode) -> tuple[str, bool] | None:
-  """Returns what the policy knew of a chain's first fact, and if it searched.
-
-  The first fact is the only one that every episode reaches. A stale fact (the
-  policy's memory holds an old value) is neither known nor unknown. It is None
-  if the budget is 0 or the question does not list its facts.
-  """
-  facts = episode.get("metadata", {}).get("facts")
-  if episode["budget"] < 1 or not facts:
-    return None
-  fact = facts[0]
-  kind = next((k for k in ("stale", "known") if fact.get(k)), "unknown")
-  return kind, any(asks_for(query, fact) for query in episode["queries"])

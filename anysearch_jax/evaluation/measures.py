@@ -49,7 +49,6 @@ MEASURES = {
   "violation_rate": Measure("violation", rate=True),
   "invalid_rate": Measure("invalid", rate=True),
   "truncated_rate": Measure("truncated", rate=True),
-  "within": Measure("within", rate=True),
   "generated_tokens": Measure("generated_tokens"),
   "retrieved_tokens": Measure("retrieved_tokens"),
   "total_tokens": Measure("total_tokens"),
@@ -68,12 +67,6 @@ _DERIVED: dict[str, Callable[[columns.Columns], np.ndarray]] = {
   "unused": lambda table: table.budget - table.searches,
   "invalid": lambda table: table.ended("invalid").astype(float),
   "truncated": lambda table: table.ended("truncated").astype(float),
-  "within": lambda table: np.where(
-    (table.searches <= table.budget)
-    & (table.generated_tokens <= table.token_cap),
-    1.0,
-    0.0,
-  ),
   "regret": lambda table: np.nan_to_num(table.optimum - table.em),
   "optimum_n": lambda table: (~np.isnan(table.optimum)).astype(float),
 }

@@ -1,16 +1,14 @@
 """The rows of a report, and what is measured of each alone.
 
 A row is the episodes of one method. Its measures are taken of parts of it: by
-budget, by dataset, by pairs of caps. A surface is over pairs of a number of
-searches and a cap on tokens (docs/budgets.md), the protocol of "Inference-Time
-Budget Control for LLM Search Agents" (arXiv 2605.05701).
+budget and by dataset.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,12 +54,11 @@ class Part:
 
 
 class Curve(NamedTuple):
-  """A row over its budgets, or over pairs of searches and tokens; ascending.
+  """A row over its budgets, ascending.
 
   `area` is the area under the accuracy, by the trapezoidal rule, with the range
-  of each cap scaled to 1. It is the mean accuracy at a budget (or a pair) that
-  is uniform in this range. It is undefined with fewer than two values of a cap,
-  or if some combination of the caps was not played.
+  of budgets scaled to 1. It is the mean accuracy at a budget that is uniform in
+  this range. It is undefined with fewer than two budgets.
   """
 
   label: str
@@ -141,139 +138,15 @@ class Row:
     }
 
 
-def surface(label: str, table: columns.Columns) -> Curve:
-  """Measures a row at each pair of searches and tokens.
-
-  With several datasets, each point is their average with equal weights.
-  Episodes without a cap on tokens are left out. Raises ValueError if no episode
-  has a cap on tokens, or two budgets of a pair differ in other caps.
-  """
-  table = table.scored()
-  table = table.where(np.isfinite(table.token_cap))
-  if not len(table):
-    raise ValueError(
-      f"Row {label!r}: found no budget with a cap on tokens; expected an "
-      "evaluation with budgets such as searches=3,tokens=64."
-    )
-  others = np.stack([table.dollar_cap, table.second_cap], -1)
-  if len(np.unique(others, axis=0)) > 1:
-    raise ValueError(
-      f"Row {label!r}: found budgets that differ in dollars or seconds; "
-      "expected budgets that differ in searches and tokens only."
-    )
-  both = np.stack([table.budget, table.token_cap.astype(np.int64)], -1)
-  pairs, place = np.unique(both, axis=0, return_inverse=True)
-  points = {
-    tuple(pairs[at].tolist()): Part(part, weigh_sets=True)
-    for at, part in table.split(place.reshape(-1)).items()
-  }
-  # The measures know one number as a budget: here the place of the pair.
-  numbered = table.replace(budget=place.reshape(-1))
-  return Curve(label, points, _area(numbered, pairs))
-
-
-def _area(
-  table: columns.Columns, caps: np.ndarray | None = None
-) -> inference.Estimate:
-  """Returns the area under the accuracy of scored episodes; sets weigh alike.
-
-  `caps`, int `[B, A]`, are what the budgets that occur stand for on each axis.
-  """
-  found = measures.sums(table, ("accuracy",))
-  if caps is None:
-    caps = np.array(found.budgets).reshape(-1, 1)
-  axes = [np.unique(axis) for axis in caps.T]
-  sizes = [len(values) for values in axes]
-  if min(sizes) < 2 or np.prod(sizes) != len(caps):
+def _area(table: columns.Columns) -> inference.Estimate:
+  """Returns the area under the accuracy; sets weigh alike."""
+  sums = measures.sums(table, ("accuracy",))
+  budgets = np.array(sums.budgets)
+  if len(budgets) < 2:
     return inference.NOTHING
-  weights = np.ones(1)
-  for values in axes:
-    span = values[-1] - values[0]
-    each = np.trapezoid(np.eye(len(values)), values, axis=-1) / span
-    # `caps` are sorted by the first axis, as the outer product is laid out.
-    weights = np.outer(weights, each).ravel()
-  heights = found.averages(("accuracy",), np.eye(len(caps), dtype=bool))
+  each_budget = np.eye(len(budgets))
+  weights = np.trapezoid(each_budget, budgets, axis=-1)
+  weights /= budgets[-1] - budgets[0]
+  heights = sums.averages(("accuracy",), each_budget.astype(bool))
   (area,) = inference.rates(heights.combined(weights[None]))
   return area.estimate
-
-
-class Offer(NamedTuple):
-  """A row at a budget: an accuracy at a price.
-
-  An offer is `dominated` if another one is at least as accurate, costs no more,
-  and is strictly better in one of the two. The others are the Pareto front.
-  """
-
-  label: str
-  budget: int
-  accuracy: float
-  price: float
-  dominated: bool = False
-
-
-def pareto(
-  curves: Sequence[Curve], against: str = "searches"
-) -> tuple[Offer, ...]:
-  """Returns every row at every budget that has an accuracy and a price.
-
-  The curves are of the same episodes. `against`, the price, is a measure:
-  `searches`, `total_tokens` or `cost`. Offers are ordered by it, those of one
-  price by descending accuracy.
-  """
-  found = [
-    Offer(curve.label, budget, part.accuracy.value, price)
-    for curve in curves
-    for budget, part in curve.points.items()
-    for price in [getattr(part, against).value]
-    if part.accuracy.value is not None and price is not None
-  ]
-
-  def dominated(one: Offer) -> bool:
-    return any(
-      o.accuracy >= one.accuracy
-      and o.price <= one.price
-      and (o.accuracy, o.price) != (one.accuracy, one.price)
-      for o in found
-    )
-
-  found.sort(key=lambda offer: (offer.price, -offer.accuracy))
-  return tuple(one._replace(dominated=dominated(one)) for one in found)
-
-
-def search_shares(
-  table: columns.Columns,
-) -> dict[int, tuple[inference.Estimate, ...]]:
-  """Returns by budget the shares of episodes with 0, 1, ... searches."""
-  shares = {}
-  for budget, part in columns.by_budget(table.scored()).items():
-    made, n = range(budget + 1), len(part)
-    found = measures.ratios(
-      part, [part.searches == k for k in made], [np.ones(n) for _ in made]
-    )
-    rates = inference.rates(found, [n for _ in made])
-    shares[budget] = tuple(rate.estimate for rate in rates)
-  return shares
-
-
-def knowledge(
-  table: columns.Columns,
-) -> dict[str, tuple[inference.Estimate, int]]:
-  """Returns how often the first fact is searched, by the policy's memory of it.
-
-  There are a rate and its number of episodes for `known`, `unknown`, `stale`
-  and `gap` (unknown minus known), or none if no question lists its facts.
-  """
-  table = table.scored()
-  table = table.where(table.kind != columns.NONE)
-  if not len(table):
-    return {}
-  kinds = [table.kind == kind for kind in range(len(columns.KINDS))]
-  n = [int(kind.sum()) for kind in kinds]
-  found = measures.ratios(table, [table.asked * kind for kind in kinds], kinds)
-  rates = inference.rates(found, n)
-  # KINDS begins with known and unknown.
-  (gap,) = inference.effects(found.combined(np.array([[-1.0, 1.0, 0.0]])))
-  return {
-    kind: (rate.estimate, size)
-    for kind, rate, size in zip(columns.KINDS, rates, n, strict=True)
-  } | {"gap": (gap.estimate, n[0] + n[1])}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.algorithms import rewards
+from anysearch_jax.algorithms import method, rewards
 from anysearch_jax.environment import prompts
-from anysearch_jax.methods import method
 
 
 def reward(

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from anysearch_jax import types
+from anysearch_jax.algorithms import method
 from anysearch_jax.environment import prompts, scoring, spec, wording
-from anysearch_jax.methods import method
 from anysearch_jax.rollout import episode, episode_state
 
 REGIMES = ((0.7, "HIGH"), (0.3, "MEDIUM"), (0.1, "LOW"), (0.0, "CRITICAL"))

@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import types
-from anysearch_jax.environment import protocol, scoring
+from anysearch_jax.algorithms import method
 from anysearch_jax.host import plugins
-from anysearch_jax.methods import method
 
 # The metrics `reward/<name>` with these names have other meanings already.
 _RECORDED = ("em", "format", "steps")
@@ -177,57 +176,3 @@ def turns(loaded: plugins.Loaded, where: str) -> method.Turns:
     return advantages
 
   return checked
-
-
-def trial(
-  *, group: int, budget: int, measures: Sequence[str]
-) -> method.Outcomes:
-  """Returns artificial outcomes to test a function before a run begins.
-
-  The first of two questions has right and wrong answers, with and without a
-  search, and its last sample failed. All samples of the second question failed.
-
-  `measures` are the names of `outcomes.measures`.
-  """
-  trajectories, verdicts, measured = {}, {}, {}
-  _, model, environment = types.Author
-  by_model = np.arange(6) >= 2
-  shown = types.Passage("it", "it", "it is here")
-  turn = (
-    types.Span(model, "<think> so ; </think> <search> where </search>"),
-    types.Span(environment, protocol.observation([shown])),
-  )
-  for g in range(max(1, group - 1)):
-    right, searches = g % 2 == 0, g % (budget + 1)
-    answer = "here" if right else "there"
-    said = types.Span(model, f"<answer> {answer} </answer>")
-    trajectories[0, g] = types.Trajectory(
-      types.Address(0, 0, g),
-      types.Question("trial", "where is it ?", ("here",)),
-      budget=budget,
-      scaffold=False,
-      token_ids=np.arange(6, dtype=np.int32),
-      authors=by_model.astype(np.int8),
-      logps=np.zeros(6, np.float32),
-      versions=by_model.astype(np.int32) - 1,
-      spans=(*turn * searches, said),
-      searches=searches,
-      queries=("where",) * searches,
-      violation=False,
-      outcome=types.Outcome.ANSWERED,
-      observations=tuple(
-        types.Observation(protocol.SEARCH, "where", n, (shown,))
-        for n in range(searches)
-      ),
-      search_ends=(2,) * searches,
-    )
-    verdicts[0, g] = scoring.Verdict(answer, int(right), 1)
-    measured[0, g] = dict.fromkeys(measures, 0.0)
-  return method.outcomes_of(
-    trajectories,
-    verdicts,
-    measured,
-    budgets=np.full(2, budget, np.int32),
-    samples=group,
-    measures=measures,
-  )

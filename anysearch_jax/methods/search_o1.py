@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.algorithms import method
 from anysearch_jax.environment import prompts, protocol, spec, tools, wording
-from anysearch_jax.methods import method
 
 QUERY = ("<|begin_search_query|>", "<|end_search_query|>")
 RESULT = ("<|begin_search_result|>", "<|end_search_result|>")

@@ -15,9 +15,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from anysearch_jax import types
+from anysearch_jax.algorithms import method
 from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import prompts, scoring, spec, wording
-from anysearch_jax.methods import method
 
 
 def environment(texts: Mapping[str, str]) -> spec.Environment:

@@ -20,10 +20,10 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.algorithms import method
 from anysearch_jax.config import methods as constants
 from anysearch_jax.data import evidence
 from anysearch_jax.environment import prompts, scoring, spec, tools, wording
-from anysearch_jax.methods import method
 
 _MARKERS = tuple(
   f"<{slash}{name}>"

@@ -10,19 +10,20 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.algorithms import method
 from anysearch_jax.config import settings
 from anysearch_jax.environment import spec, units, wording
 from anysearch_jax.host import plugins
 from anysearch_jax.methods import (
   anysearch,
   bats,
-  method,
   own,
   search_o1,
   search_r1,
   stepsearch,
   zerosearch,
 )
+from anysearch_jax.training import validation
 
 T = TypeVar("T")
 
@@ -157,6 +158,40 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     config.method.measure_deadline,
     turns,
   )
+
+
+def validate(
+  config: config_lib.ExperimentConfig,
+  *,
+  trains: bool = True,
+  samples: bool = True,
+  processes: int = 1,
+) -> None:
+  """Refuses a configuration that cannot run; needs no device.
+
+  Args:
+    config: the configuration.
+    trains: whether a policy is trained by reinforcement learning.
+    samples: whether an engine samples a policy.
+    processes: how many train together.
+
+  Raises:
+    ValueError: names the setting, its value and the expected values.
+  """
+  validation.check(config, trains=trains, samples=samples)
+  validation.validate(
+    config,
+    environment=of_episode(config.episode),
+    method=trained(config) if trains else None,
+    samples=samples,
+    processes=processes,
+  )
+  if trains:
+    settings.require(
+      f"episode.prompts of method.name {config.method.name}",
+      config.episode.prompts,
+      prompts_of(config.method.name),
+    )
 
 
 def environment(name: str, prompt_file: str = "") -> spec.Environment:

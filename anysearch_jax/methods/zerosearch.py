@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.algorithms import method
 from anysearch_jax.config import methods as constants
 from anysearch_jax.environment import prompts, wording
-from anysearch_jax.methods import method, search_r1
+from anysearch_jax.methods import search_r1
 
 # The released code's prompted simulator, served by vLLM or SGLang next to the
 # training.

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from matplotlib import figure, lines, ticker
 from matplotlib.backends import backend_svg
 
-from anysearch_jax.evaluation import inference, metrics
+from anysearch_jax.evaluation import metrics
 from anysearch_jax.report import study as study_lib
 
 # Number of series colours in page.css, and of bands; then others follow.
@@ -35,7 +35,7 @@ _DASHES = ("-", "--", "-.", ":", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)))
 _SIZE = 4.6, 3.1  # Of a figure, in inches.
 # Placeholders; "#0N00IJ" is colour IJ of family N, from 4 on.
 _INK, _RULE, _SHADE = "#010101", "#020202", "#030303"
-_FAMILIES = ("series", "band", "on-band")
+_FAMILIES = ("series", "band")
 _VARIABLES = {
   _INK: "currentColor",
   _RULE: "var(--rule)",
@@ -129,7 +129,7 @@ def _svg(drawn: figure.Figure, name: str) -> markupsafe.Markup:
   text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
   text = re.sub(r' id="[\w.]+_\d+"', "", text)
   text = re.sub(
-    r"#0([456])00(0\d)",
+    r"#0([45])00(0\d)",
     lambda m: f"var(--{_FAMILIES[int(m[1]) - 4]}-{int(m[2])})",
     text,
   )
@@ -226,6 +226,18 @@ def curves(
   return _svg(axes.figure, f"{name}-{measure}-{title}")
 
 
+def front(offers: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+  """Returns the Pareto front of (price, accuracy), by ascending price.
+
+  No other offer is at least as accurate for no more, unless it is equal.
+  """
+  best: list[tuple[float, float]] = []
+  for offer in sorted(offers, key=lambda offer: (offer[0], -offer[1])):
+    if not best or offer[1] > best[-1][1] or offer == best[-1]:
+      best.append(offer)
+  return best
+
+
 @_styled
 def prices(
   found: Sequence[metrics.Curve], index: Mapping[str, int], *, name: str
@@ -233,72 +245,30 @@ def prices(
   """Draws accuracy over each price, with rings around the Pareto front."""
   drawn = []
   for price, (title, x_label) in _WORDS["prices"].items():
-    offers = metrics.pareto(found, price)
-    if price == "cost" and not any(offer.price for offer in offers):
+    lines = {
+      curve.label: [
+        (getattr(part, price).value, part.accuracy)
+        for part in curve.points.values()
+      ]
+      for curve in found
+    }
+    offers = [
+      (paid, accuracy.value)
+      for points in lines.values()
+      for paid, accuracy in points
+      if paid is not None and accuracy.value is not None
+    ]
+    if price == "cost" and not any(paid for paid, _ in offers):
       continue
     axes = _axes(f"Accuracy for its {title}", x_label, "exact match")
-    for c in found:
-      points = [
-        (getattr(p, price).value, p.accuracy) for p in c.points.values()
-      ]
-      _line(axes, index[c.label], points)
-    front = [(o.price, o.accuracy) for o in offers if not o.dominated]
+    for label, points in lines.items():
+      _line(axes, index[label], points)
     ring = {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 0.9}
-    axes.plot(*zip(*front), "o", markeredgecolor=_INK, **ring)
+    axes.plot(*zip(*front(offers)), "o", markeredgecolor=_INK, **ring)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6))
     axes.set_ylim(bottom=0)
     drawn.append(_svg(axes.figure, f"{name}-{price}"))
   return drawn
-
-
-@_styled
-def use(
-  shares: Mapping[int, Sequence[inference.Estimate]], *, name: str
-) -> markupsafe.Markup:
-  """Draws the shares of episodes by number of searches at each budget."""
-  axes = _axes("Searches made", "search budget B", "share of episodes")
-  axes.grid(False)
-  edge = {"edgecolor": _INK, "linewidth": 0.5}
-  for place, found in enumerate(shares.values()):
-    bottom = 0.0
-    for searches, (height, *_) in enumerate(found):
-      if not height:
-        continue
-      color, on = _color("band", searches), _color("on-band", searches)
-      axes.bar(place, height, 0.8, bottom=bottom, color=color, **edge)
-      if height > 0.09:
-        middle = bottom + height / 2
-        axes.text(
-          place, middle, str(searches), ha="center", va="center", color=on
-        )
-      bottom += height
-  axes.set_xticks(range(len(shares)), list(map(str, shares)))
-  axes.set_ylim(0, 1)
-  return _svg(axes.figure, name)
-
-
-@_styled
-def surface(
-  found: metrics.Curve, index: int, *, name: str
-) -> markupsafe.Markup:
-  """Draws the accuracy at each pair of caps, in percent; more is stronger."""
-  axes = _axes(
-    "Exact match (%)", "searches, at most", "generated tokens, at most"
-  )
-  axes.grid(False)
-  across, up = (sorted(set(values)) for values in zip(*found.points))
-  for (searches, tokens), part in found.points.items():
-    share = part.accuracy.value
-    if share is not None:
-      x, y = across.index(searches), up.index(tokens)
-      style = {"color": _color("series", index), "alpha": 0.6 * share}
-      axes.bar(x, 1, 1, bottom=y - 0.5, **style)
-      axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center")
-  axes.set_xticks(range(len(across)), list(map(str, across)))
-  axes.set_yticks(range(len(up)), list(map(str, up)))
-  axes.set_xlim(-0.5, len(across) - 0.5)
-  axes.set_ylim(-0.5, len(up) - 0.5)
-  return _svg(axes.figure, name)
 
 
 @_styled
@@ -324,18 +294,26 @@ def sampling(run: study_lib.Training, *, name: str) -> markupsafe.Markup | None:
   edges = np.arange(rollouts[0], rollouts[-1] + 2) - 0.5
   axes = _axes("questions of each budget", "rollout", "")
   axes.grid(False)
-  below = np.zeros(len(rollouts))
-  for budget in sorted(played):
-    n = np.array([counts.get(r, {}).get(budget, 0) for r in rollouts])
-    style = {"facecolor": _color("band", budget - 1), "edgecolor": _INK}
-    axes.stairs(
-      below + n, edges, baseline=below, fill=True, linewidth=0.5, **style
-    )
-    if n[-1] > 0.03 * sum(counts[rollouts[-1]].values()):
-      at = edges[-1], below[-1] + n[-1] / 2
+  budgets = sorted(played)
+  drawn = np.array(
+    [[counts.get(r, {}).get(b, 0) for r in rollouts] for b in budgets]
+  )
+  axes.hist(
+    [rollouts] * len(budgets),
+    edges,
+    weights=list(drawn),
+    color=[_color("band", budget - 1) for budget in budgets],
+    edgecolor=_INK,
+    linewidth=0.5,
+    histtype="stepfilled",
+    stacked=True,
+  )
+  tops = drawn[:, -1].cumsum()
+  for budget, count, top in zip(budgets, drawn[:, -1], tops, strict=True):
+    if count > 0.03 * tops[-1]:
       how = {"va": "center", "annotation_clip": False}
+      at = edges[-1], top - count / 2
       _note(axes, f"B = {budget}", at, (4, 0), **how)
-    below = below + n
   _mark_phases(axes, rollouts[0], _phase2(run), 0.5)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   axes.set_ylim(bottom=0)
@@ -388,14 +366,10 @@ def histories(
 
 def trailing_mean(values: npt.ArrayLike, window: int) -> np.ndarray:
   """Returns means of the last `window` values, without those not finite."""
-  logged = np.asarray(values, dtype=np.float64)
-  means = np.full(len(logged), np.nan)
-  for stop in range(1, len(logged) + 1):
-    recent = logged[max(0, stop - window) : stop]
-    recent = recent[np.isfinite(recent)]
-    if len(recent):
-      means[stop - 1] = recent.mean()
-  return means
+  before = np.full(window - 1, np.nan)
+  logged = np.concatenate([before, np.asarray(values, dtype=np.float64)])
+  recent = np.lib.stride_tricks.sliding_window_view(logged, window)
+  return np.ma.masked_invalid(recent).mean(axis=1).filled(np.nan)
 
 
 def _phase2(run: study_lib.Training) -> float | None:
@@ -456,14 +430,6 @@ def of(study: study_lib.Study) -> dict[str, Any]:
   return {
     "groups": [
       group(number, *of) for number, of in enumerate(study.groups.values())
-    ],
-    "uses": [
-      (row.label, use(metrics.search_shares(row.columns), name=f"use-{number}"))
-      for number, row in enumerate(study.rows)
-    ],
-    "surfaces": [
-      (s.label, surface(s, index[s.label], name=f"surface-{number}"))
-      for number, s in enumerate(study.surfaces)
     ],
     "samplings": [
       (run.label, sampling(run, name=f"sampling-{number}"))

@@ -66,39 +66,35 @@ def sources(item: str) -> list[Source]:
   ]
 
 
-def named(
-  item: str, *, labelled: bool = False
-) -> tuple[str, tuple[pathlib.Path, ...]]:
+def named(item: str) -> tuple[str, tuple[pathlib.Path, ...]]:
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
-  Both may contain `=` and `+`, see `launch.report`; longer folder names are
-  preferred. The label is "" if there is none; with `labelled`, it is required.
-  Raises ValueError if the item does not name existing folders.
+  Both may contain `=` and `+`, see `launch.report`; only a folder on its own
+  may have a `+` in its name. Longer folder names are preferred. The label is ""
+  if there is none. Raises ValueError if the item does not name existing
+  folders.
   """
   starts = [i + 1 for i, character in enumerate(item) if character == "="]
-  for start in starts if labelled else [0, *starts]:
-    label, folders = item[: max(0, start - 1)].strip(), _folders(item[start:])
+  for start in [0, *starts]:
+    label = item[: max(0, start - 1)].strip()
+    folders = _folders(item[start:])
     if folders and (label or not start):
       return label, folders
-  form = "label=folder" if labelled else "folder or label=folder"
   raise ValueError(
-    f"{item}: found no such folder; expected {form}, several folders joined by "
-    "+, all of which exist. Correct the path, or run what writes it first."
+    f"{item}: found no such folder; expected folder or label=folder, several "
+    "folders joined by +, all of which exist. Correct the path, or run what "
+    "writes it first."
   )
 
 
-def _folders(text: str) -> tuple[pathlib.Path, ...] | None:
-  """Reads existing folders joined by `+`; None if `text` is not that."""
-  text = text.strip()
-  ends = [i for i, character in enumerate(text) if character == "+"]
-  for end in [len(text), *reversed(ends)]:
-    head, rest = text[:end].strip(), text[end + 1 :]
-    if head and pathlib.Path(head).is_dir():
-      if end == len(text):
-        return (pathlib.Path(head),)
-      if (others := _folders(rest)) is not None:
-        return (pathlib.Path(head), *others)
-  return None
+def _folders(text: str) -> tuple[pathlib.Path, ...]:
+  """Reads one existing folder, or several joined by `+`; else nothing."""
+  whole = pathlib.Path(text.strip())
+  names = [text] if whole.is_dir() else text.split("+")
+  names = [name.strip() for name in names]
+  if not all(name and pathlib.Path(name).is_dir() for name in names):
+    return ()
+  return tuple(map(pathlib.Path, names))
 
 
 def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -152,18 +148,15 @@ def _is_run(folder: pathlib.Path) -> bool:
   return (folder / "metrics.jsonl").is_file()
 
 
-def load_row(
-  label: str, *folders: pathlib.Path, paired: bool = False
-) -> metrics.Row:
+def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
   """Reads the `episodes.jsonl` of one or more evaluations.
 
   Several folders form one row: evaluations of one method, of one training or
   of several.
 
-  With `paired`, budgets may be of more than searches. Raises ValueError if a
-  budget is of more than searches and must not be, a file is missing, an episode
-  is invalid, a (question, budget, seed) of a training occurs twice, or two
-  policies are checkpoints of one training.
+  Raises ValueError if a budget is of more than searches, a file is missing, an
+  episode is invalid, a (question, budget, seed) of a training occurs twice, or
+  two policies are checkpoints of one training.
   """
   paths = [folder / EPISODES for folder in folders]
   for path in paths:
@@ -178,10 +171,10 @@ def load_row(
     trainings = [_training_of(folder) for folder in folders]
     capped = columns.read(*paths, runs=trainings, sample=kept)
     free = np.isinf([capped.token_cap, capped.dollar_cap, capped.second_cap])
-    if not paired and not free.all():
+    if not free.all():
       raise ValueError(
         "found budgets in more units than searches; expected searches alone. "
-        "Name this evaluation in --surfaces."
+        "docs/budgets.md says how pairs of caps are compared."
       )
     return metrics.Row(label, tuple(kept.episodes()), capped)
   except ValueError as error:

@@ -1,7 +1,7 @@
 """The report of a study: self-contained pages, its numbers and its tables.
 
-`data` is pure; `write` saves the page, `trajectories.html`, `report.json`,
-`tables.md` and a CSV file for each table. Equal inputs give equal bytes.
+`data` is pure; `write` saves the page, `trajectories.html`, `report.json`
+and a CSV file for each table. Equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -207,7 +207,6 @@ def write(
     pages
     | {
       "report.json": json.dumps(told, indent=1, allow_nan=False) + "\n",
-      "tables.md": "\n".join(map(tables_lib.to_markdown, shown)),
     }
     | {f"{table.name}.csv": tables_lib.to_csv(table) for table in shown}
   )

@@ -13,7 +13,7 @@ import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
-from anysearch_jax.evaluation import columns, comparison, metrics
+from anysearch_jax.evaluation import comparison, metrics
 
 with (pathlib.Path(__file__).parent / "report.toml").open("rb") as file:
   WORDS = tomllib.load(file)
@@ -81,10 +81,9 @@ class Study:
     rows: the rows; the first is the system.
     groups: by file name, the title and the rows that are shown together; the
       system is first.
-    index: colour index of each row, training run and surface.
+    index: colour index of each row and training run.
     training: the training runs of the rows.
     prices: those that the episodes were charged by; None: unknown.
-    surfaces: accuracy over pairs of caps, of the rows that have it.
     compared: by label, the pairs of the system with each other row, and the
       paper's comparison of them.
     differences: by group of two or more rows, every pair in every measure.
@@ -97,7 +96,6 @@ class Study:
   index: Mapping[str, int]
   training: Sequence[Training]
   prices: budgets_lib.Prices | None
-  surfaces: Sequence[metrics.Curve]
   compared: Mapping[
     str, tuple[comparison.Pairs, Sequence[comparison.Comparison]]
   ]
@@ -111,7 +109,6 @@ def measure(
   groups: Mapping[str, str] | None = None,
   prices: budgets_lib.Prices | None = None,
   configured: budgets_lib.Prices | None = None,
-  surfaces: Mapping[str, columns.Columns] | None = None,
 ) -> Study:
   """Measures rows on their own and against each other.
 
@@ -123,15 +120,13 @@ def measure(
       or any name. If empty, all rows are one group.
     prices: prices for costs; None keeps the costs recorded in the episodes.
     configured: the prices of these recorded costs, if they are known.
-    surfaces: by label, episodes under pairs of caps on searches and tokens.
 
   Raises:
-    ValueError: every episode failed; one of `surfaces` has no budget of more
-      than searches; there is neither a row nor a training run; a label occurs
-      twice; a label of `groups` is not a row; or rows were measured on
-      different questions.
+    ValueError: every episode failed; there is neither a row nor a training run;
+      a label occurs twice; a label of `groups` is not a row; or rows were
+      measured on different questions.
   """
-  groups, paired = groups or {}, surfaces or {}
+  groups = groups or {}
   labels = [row.label for row in rows]
   if not labels and not training:
     raise ValueError(
@@ -151,13 +146,12 @@ def measure(
       "launch.evaluate plays them again once engine and retriever answer."
     )
   if prices:
-    paired = {name: part.priced(prices) for name, part in paired.items()}
     rows = [
       dataclasses.replace(row, table=row.columns.priced(prices)) for row in rows
     ]
   system = labels[0] if rows else training[0].label
   named = _groups(rows, groups)
-  known = [*labels, *(run.label for run in training), *paired]
+  known = [*labels, *(run.label for run in training)]
   free = not any(np.nansum(row.columns.cost) for row in rows)
   tested = [m for m in comparison.MEASURES if not (free and m == "cost")]
   compared = {}
@@ -172,7 +166,6 @@ def measure(
     index={label: place for place, label in enumerate(dict.fromkeys(known))},
     training=training,
     prices=prices or configured,
-    surfaces=[metrics.surface(*of) for of in paired.items()],
     compared=compared,
     differences={
       name: comparison.pairwise(members, tested)

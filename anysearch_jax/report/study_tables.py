@@ -76,8 +76,6 @@ def tables(study: Study) -> list[Table]:
         and {line[1].evidence_recall, line[1].judged} != {inference.NOTHING}
       ),
     ),
-    _budget_use(rows),
-    _table("knowledge", _knowledge(rows)),
     _table("early_stopping", _early_stopping(study), system=study.system),
     *compared,
     _table("training", map(_training, study.training)),
@@ -90,21 +88,6 @@ def tables(study: Study) -> list[Table]:
       ),
     ),
     _table("area", _areas(rows)),
-    _table(
-      "surface",
-      sorted(
-        (
-          ((*pair, found.label), part)
-          for found in study.surfaces
-          for pair, part in found.points.items()
-        ),
-        key=lambda line: line[0][:2],
-      ),
-    ),
-    _table(
-      "surface_area",
-      (((s.label,), s) for s in study.surfaces if s.area.value is not None),
-    ),
   ]
 
 
@@ -263,20 +246,6 @@ def _hops(rows: _Rows) -> Table:
   return _table("hops", lines, _at_budgets(rows, digits=2))
 
 
-def _budget_use(rows: _Rows) -> Table:
-  shares = [
-    ((row.label, budget), dict(enumerate(found)))
-    for row in rows
-    for budget, found in metrics.search_shares(row.columns).items()
-  ]
-  most = max((len(found) for _, found in shares), default=0)
-  return _table(
-    "budget_use",
-    shares,
-    [Column(str(k), k, "searches made", 2) for k in range(most)],
-  )
-
-
 def _prices(study: Study, cells: Sequence[_Line]) -> Iterator[Table]:
   """Yields what a search costs in tokens, and what was spent, in tokens."""
   own, known = study.prices, {}
@@ -307,12 +276,6 @@ def _prices(study: Study, cells: Sequence[_Line]) -> Iterator[Table]:
     ((at, spent(part)) for at, part in means),
     (Column(name, name, "in all, by the prices of", 0) for name in known),
   )
-
-
-def _knowledge(rows: _Rows) -> Iterator[_Line]:
-  for row in rows:
-    if found := metrics.knowledge(row.columns):
-      yield (row.label,), {k: Cell(*x, n=n) for k, (x, n) in found.items()}
 
 
 def _early_stopping(study: Study) -> Iterator[_Line]:

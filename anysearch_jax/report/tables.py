@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import html
 import io
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -36,7 +35,7 @@ class Column:
     of: what it shows of a line's subject, an attribute or the key of a mapping:
       a number, an `inference.Estimate`, a `Cell`, or None.
     group: heading over neighbouring columns with an equal group.
-    digits: number of decimals on the page and in Markdown.
+    digits: number of decimals on the page and in the terminal.
     signed: whether a plus sign is shown.
     best: whether the largest values of a block are marked.
     n: whether the subject's `n` is its sample size.
@@ -170,17 +169,6 @@ def _text(key: str) -> str:
   return f"'{key}" if key[:1] in ("=", "+", "-", "@", "\t", "\r") else key
 
 
-def to_markdown(table: Table) -> str:
-  """Returns the table as Markdown, with intervals in brackets."""
-  head, *lines = _grid(table, _shown)
-  grid = (
-    f"| {' | '.join(map(escaped, texts))} |"
-    for texts in (head, ["---"] * len(head), *lines)
-  )
-  heading = f"### {escaped(table.title)}"
-  return "\n".join([heading, "", *grid, "", escaped(table.note), ""])
-
-
 def escaped(text: str) -> str:
   """Escapes text for one line of Markdown, so that it is shown literally.
 
@@ -194,34 +182,24 @@ def escaped(text: str) -> str:
   return " ".join(text.split())
 
 
-def _shown(found: Cell | None, column: Column, *, brief: bool = False) -> str:
-  """Returns a cell's number and its interval, in full or half of it after ±."""
-  if found is None or found.value is None:
-    return "–"
-  sign, form = "+" if column.signed else "", f".{column.digits}f"
-  text = f"{found.value:{sign}{form}}"
-  if found.low is not None and found.high is not None:
-    if brief:
-      return f"{text}±{(found.high - found.low) / 2:{form}}"
-    text += f" [{found.low:{form}}, {found.high:{form}}]"
-  return text if brief or found.n is None else f"{text} n={found.n}"
-
-
 def to_text(table: Table) -> str:
   """Returns the table as aligned plain text, half an interval after ±."""
-  lines = _grid(table, functools.partial(_shown, brief=True))
-  return "\n".join(aligned(lines, len(table.keys)))
-
-
-def _grid(table: Table, shown: Callable[..., str]) -> list[list[str]]:
-  """Returns the headings, then the texts of each line."""
-  return [
-    [*table.keys, *(column.full_name for column in table.columns)],
-    *(
-      [*line.keys, *map(shown, line.cells, table.columns)]
-      for line in table.lines
-    ),
+  heads = [*table.keys, *(column.full_name for column in table.columns)]
+  lines = [
+    [*line.keys, *map(_brief, line.cells, table.columns)]
+    for line in table.lines
   ]
+  return "\n".join(aligned([heads, *lines], len(table.keys)))
+
+
+def _brief(cell: Cell | None, column: Column) -> str:
+  """Returns a cell's number, and half of its interval after ±."""
+  if cell is None or cell.value is None:
+    return "–"
+  text = f"{cell.value:{'+' if column.signed else ''}.{column.digits}f}"
+  if cell.low is None or cell.high is None:
+    return text
+  return f"{text}±{(cell.high - cell.low) / 2:.{column.digits}f}"
 
 
 def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -90,14 +90,25 @@ def default_config() -> config_lib.ExperimentConfig:
   )
 
 
-def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
+def opened(
+  endpoint: Endpoint,
+  *,
+  episode: config_lib.EpisodeConfig,
+  sampling: config_lib.SamplingConfig,
+  concurrency: int,
+) -> Opened:
   """Returns a model that can be asked.
 
-  The server is asked for what `endpoint` leaves open. `config` has sampling,
-  deadlines and the environment.
+  The server is asked for what `endpoint` leaves open.
+
+  Args:
+    endpoint: the model, and how it is asked.
+    episode: names the environment, and has the deadline of turns.
+    sampling: how tokens are drawn, unless a request says otherwise.
+    concurrency: limit on concurrent turns.
 
   Raises:
-    ValueError: the values contradict each other or the configuration, the
+    ValueError: the values contradict each other or the environment, the
       server has several models, or the key is missing.
     types.EngineError, types.RetrievalError: the server cannot be used.
   """
@@ -107,7 +118,7 @@ def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
       f"Found {redaction.shown(url)}, expected an address such as "
       "http://127.0.0.1:8000/v1."
     )
-  prompts = config.episode.prompts
+  prompts = episode.prompts
   own = prompts in _DOCUMENTS.values()
   if calls == "auto" and folder:
     calls = COMPLETIONS
@@ -137,9 +148,9 @@ def opened(endpoint: Endpoint, config: config_lib.ExperimentConfig) -> Opened:
     settings: dict[str, Any] = {
       "model": model,
       "key_variable": key,
-      "sampling": config.sampling,
-      "deadline": config.episode.turn_deadline,
-      "concurrency": config.engine.slots,
+      "sampling": sampling,
+      "deadline": episode.turn_deadline,
+      "concurrency": concurrency,
     }
     if calls == COMPLETIONS:
       return completions.CompletionsEngine(url, codec, **settings)

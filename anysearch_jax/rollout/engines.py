@@ -48,7 +48,6 @@ def make(
       sampling=config.sampling,
       seed=seed,
       dtype=dtype,
-      async_level=config.pipeline.async_level,
       records=records,
     )
   return engine.JaxEngine(

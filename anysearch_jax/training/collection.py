@@ -27,14 +27,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anysearch_jax import budgets as budgets_lib
-from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
-from anysearch_jax.environment import records, spec
+from anysearch_jax.environment import records
 from anysearch_jax.host import counting, loop, processes
 from anysearch_jax.policy import experts
-from anysearch_jax.rollout import driver, episode
+from anysearch_jax.rollout import driver
 from anysearch_jax.training import timeline as timeline_lib
 
 # What every process counts for its share of a rollout.
@@ -64,38 +63,6 @@ class QuestionStream(NamedTuple):
   extra_groups: int = 0
   searchless: int = 0
 
-  @classmethod
-  def of(
-    cls,
-    questions: Sequence[types.Question],
-    config: config_lib.ExperimentConfig,
-  ) -> QuestionStream:
-    """Returns the stream of a run over its questions."""
-    return cls(
-      questions,
-      groups=config.questions,
-      samples=config.group,
-      extra_groups=config.pipeline.extra_groups,
-      searchless=config.searchless,
-    )
-
-  def prompt(
-    self,
-    codec: types.TextCodec,
-    *,
-    scaffold: bool,
-    config: config_lib.ExperimentConfig,
-    environment: spec.Environment,
-  ) -> tuple[str, list[int]]:
-    """Returns the first question's prompt, as the policy reads it."""
-    return episode.prompt(
-      self.questions[0],
-      budget=config.curriculum.max_budget,
-      scaffold=scaffold,
-      environment=environment,
-      codec=codec,
-    )
-
   @property
   def per_rollout(self) -> int:
     """The number of questions that a rollout consumes."""
@@ -115,19 +82,32 @@ class Collector:
   """Plays rollouts with this process's engine.
 
   The counters of engine and retriever are read and cleared.
+
+  Args:
+    stream: the questions.
+    parts: what episodes are played with.
+    timeline: gets the spans of turns and searches.
+    slots: how many episodes play at a time.
+    quiet_seconds: without progress, after which a warning is logged.
+    prices: that budgets state.
   """
 
   def __init__(
     self,
-    config: config_lib.ExperimentConfig,
     stream: QuestionStream,
     parts: driver.EpisodeParts,
     timeline: timeline_lib.Timeline,
+    *,
+    slots: int,
+    quiet_seconds: float,
+    prices: budgets_lib.Prices,
   ):
-    self.stream, self._parts, self._timeline = stream, parts, timeline
-    self._slots = config.engine.slots
-    self._quiet_seconds = config.watch.quiet_seconds
-    self._prices = parts.environment.prices(config.evaluation.prices)
+    self.stream = stream
+    self._parts = parts
+    self._timeline = timeline
+    self._slots = slots
+    self._quiet_seconds = quiet_seconds
+    self._prices = parts.environment.prices(prices)
 
   def collect(
     self, rollout: int, assignment: curriculum.Assignment, scope: loop.Scope

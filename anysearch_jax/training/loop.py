@@ -17,11 +17,12 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.algorithms import method as method_lib
 from anysearch_jax.config import settings as config_settings
+from anysearch_jax.environment import spec
 from anysearch_jax.host import processes
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder, hf, lora
-from anysearch_jax.rollout import engines, searching
+from anysearch_jax.rollout import engines, episode, searching
 from anysearch_jax.rollout.jax_engine import engine as jax_engine
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
@@ -110,6 +111,7 @@ class Trainer:
 
   Args:
     config: the whole configuration; `validation.validate` has passed.
+    method: the system that is trained, with its environment.
     policy: as for `learner.Learner`.
     questions: the training stream, repeated when it ends. A
       `dataset_iterator.Stream` reshuffles them every epoch.
@@ -135,6 +137,7 @@ class Trainer:
     self,
     config: config_lib.ExperimentConfig,
     *,
+    method: method_lib.TrainedMethod,
     policy: hf.Policy,
     questions: Sequence[types.Question],
     retriever: types.Retriever | None,
@@ -177,7 +180,18 @@ class Trainer:
       del published
     # Without the weights: the learner owns them now.
     self._policy = policy._replace(params={})
-    self._stream = collection.QuestionStream.of(questions, config)
+    self._stream = collection.QuestionStream(
+      questions,
+      groups=config.questions,
+      samples=config.group,
+      extra_groups=config.pipeline.extra_groups,
+      searchless=config.searchless,
+    )
+    plain = self._prompt(method.environment, scaffold=False)
+    scaffolded = self._prompt(method.environment, scaffold=True)
+    prompts = {"scaffold": scaffolded[0], "plain": plain[0]}
+    first = scaffolded if config.curriculum.phase1_scaffold else plain
+    self._fingerprint = first[1]
     self._engine = engine
     if config.engine.exact:
       assert isinstance(engine, jax_engine.JaxEngine)
@@ -191,6 +205,8 @@ class Trainer:
       self._sampler = sampler.Sampler(
         config,
         self._stream,
+        method=method,
+        prompt=self._fingerprint,
         codec=policy.tokenizer,
         engine=engine,
         retriever=retriever,
@@ -204,16 +220,18 @@ class Trainer:
     self._phases = learner_lib.Phases(
       self._learner, self._engine, config=config, timeline=self._timeline
     )
-    shown = {"scaffold": True, "plain": False}
-    prompts = {name: self._prompt(on)[0] for name, on in shown.items()}
     metrics.begin(folder, self._policy, prompts)
 
-  def _prompt(self, scaffold: bool) -> tuple[str, list[int]]:
-    return self._stream.prompt(
-      self._policy.tokenizer,
+  def _prompt(
+    self, environment: spec.Environment, *, scaffold: bool
+  ) -> tuple[str, list[int]]:
+    """Returns the first question's prompt, as the policy reads it."""
+    return episode.prompt(
+      self._stream.questions[0],
+      budget=self._config.curriculum.max_budget,
       scaffold=scaffold,
-      config=self._config,
-      environment=systems.of_episode(self._config.episode),
+      environment=environment,
+      codec=self._policy.tokenizer,
     )
 
   def stop(self) -> None:
@@ -355,8 +373,7 @@ class Trainer:
 
   def _scores(self) -> np.ndarray:
     """Scores the fingerprint's prompt with the present weights."""
-    scaffold = self._config.curriculum.phase1_scaffold
-    return self._learner.scores(self._prompt(scaffold)[1])
+    return self._learner.scores(self._fingerprint)
 
   def _take(
     self, rollout: int, ahead: pipeline.Pipeline

@@ -23,11 +23,10 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
+from anysearch_jax.algorithms import method as method_lib
+from anysearch_jax.environment import protocol, scoring
 from anysearch_jax.environment import records as records_lib
-from anysearch_jax.environment import scoring
 from anysearch_jax.host import loop, processes
-from anysearch_jax.methods import method as method_lib
-from anysearch_jax.methods import own
 from anysearch_jax.training import batching, turn_advantages
 
 Place = turn_advantages.Place
@@ -42,7 +41,7 @@ class Experience(NamedTuple):
   groups: one for each question; None where a group was dropped.
   verdicts: of the valid trajectories, by place (q, g).
   budgets: int32 `[Q]`.
-  rewards: by name, `total` among them, see `methods.method.Method`.
+  rewards: by name, `total` among them, see `method.Method`.
   steps: extra rewards of a trajectory's searches, by its place; empty unless
     the method rewards single searches.
   advantages: relative to the group; None if a critic estimates them.
@@ -248,6 +247,60 @@ def records(experience: Experience) -> list[dict[str, Any]]:
   ]
 
 
+def trial(
+  *, group: int, budget: int, measures: Sequence[str]
+) -> method_lib.Outcomes:
+  """Returns artificial outcomes to test a function before a run begins.
+
+  The first of two questions has right and wrong answers, with and without a
+  search, and its last sample failed. All samples of the second question failed.
+
+  `measures` are the names of `outcomes.measures`.
+  """
+  trajectories, verdicts, measured = {}, {}, {}
+  _, model, environment = types.Author
+  by_model = np.arange(6) >= 2
+  shown = types.Passage("it", "it", "it is here")
+  turn = (
+    types.Span(model, "<think> so ; </think> <search> where </search>"),
+    types.Span(environment, protocol.observation([shown])),
+  )
+  for g in range(max(1, group - 1)):
+    right, searches = g % 2 == 0, g % (budget + 1)
+    answer = "here" if right else "there"
+    said = types.Span(model, f"<answer> {answer} </answer>")
+    trajectories[0, g] = types.Trajectory(
+      types.Address(0, 0, g),
+      types.Question("trial", "where is it ?", ("here",)),
+      budget=budget,
+      scaffold=False,
+      token_ids=np.arange(6, dtype=np.int32),
+      authors=by_model.astype(np.int8),
+      logps=np.zeros(6, np.float32),
+      versions=by_model.astype(np.int32) - 1,
+      spans=(*turn * searches, said),
+      searches=searches,
+      queries=("where",) * searches,
+      violation=False,
+      outcome=types.Outcome.ANSWERED,
+      observations=tuple(
+        types.Observation(protocol.SEARCH, "where", n, (shown,))
+        for n in range(searches)
+      ),
+      search_ends=(2,) * searches,
+    )
+    verdicts[0, g] = scoring.Verdict(answer, int(right), 1)
+    measured[0, g] = dict.fromkeys(measures, 0.0)
+  return method_lib.outcomes_of(
+    trajectories,
+    verdicts,
+    measured,
+    budgets=np.full(2, budget, np.int32),
+    samples=group,
+    measures=measures,
+  )
+
+
 def reward_metrics(
   method: method_lib.TrainedMethod,
   *,
@@ -261,9 +314,7 @@ def reward_metrics(
   of the user's is called, because JAX may be unable to trace it, and raises
   PluginError if it cannot be used.
   """
-  made_up = own.trial(
-    group=samples, budget=max_budget, measures=method.measures
-  )
+  made_up = trial(group=samples, budget=max_budget, measures=method.measures)
   parts = set(
     jax.eval_shape(lambda: method.reward(made_up))
     if traced

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,9 +19,8 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.algorithms import curriculum as curriculum_lib
+from anysearch_jax.algorithms import method as method_lib
 from anysearch_jax.host import disk, loop
-from anysearch_jax.methods import method as method_lib
-from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder
 from anysearch_jax.rollout import driver, searching
 from anysearch_jax.training import collection, health, rewards_and_advantages
@@ -98,7 +97,8 @@ class Sampler:
   With several processes, the first one has it alone (`processes.alone`), or
   all have one and call it together, each with an engine of its own.
 
-  Another one may hand over weights meanwhile (`pipeline.partial`).
+  Another one may hand over weights meanwhile (`pipeline.partial`). The engine
+  scores `prompt`, which tells its weights.
 
   state: the state of sampling before the next rollout.
 
@@ -110,6 +110,8 @@ class Sampler:
     config: config_lib.ExperimentConfig,
     stream: collection.QuestionStream,
     *,
+    method: method_lib.TrainedMethod,
+    prompt: Sequence[int],
     codec: types.TextCodec,
     engine: types.TrainableEngine,
     retriever: types.Retriever,
@@ -118,18 +120,22 @@ class Sampler:
     self.state = initial(config)
     self._config, self._curriculum = config, config.curriculum
     self._engine, self._timeline = engine, timeline
-    self._method = systems.trained(config)
-    environment = self._method.environment
+    self._method = method
+    environment = method.environment
     parts = driver.EpisodeParts(
       engine, retriever, config.episode, codec, environment
     )
-    self._collector = collection.Collector(config, stream, parts, timeline)
-    scaffold = config.curriculum.phase1_scaffold
+    self._collector = collection.Collector(
+      stream,
+      parts,
+      timeline,
+      slots=config.engine.slots,
+      quiet_seconds=config.watch.quiet_seconds,
+      prices=config.evaluation.prices,
+    )
     self._fingerprint = health.Fingerprint(
       engine,
-      prompt=stream.prompt(
-        codec, scaffold=scaffold, config=config, environment=environment
-      )[1],
+      prompt=prompt,
       bound=config.watch.max_fingerprint_gap,
     )
     self._handing = threading.Lock()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import jax
 
@@ -25,7 +25,6 @@ class Span(NamedTuple):
   name: str
   start: float
   end: float
-  detail: Mapping[str, Any]
 
 
 class Timeline:
@@ -43,10 +42,9 @@ class Timeline:
     name: str,
     start: float,
     end: float,
-    **detail,
   ) -> None:
     """Records a completed span."""
-    span = Span(track, name, start, end, detail)
+    span = Span(track, name, start, end)
     with self._lock:
       self._spans.setdefault(rollout, []).append(span)
 
@@ -70,7 +68,7 @@ class Timeline:
       with annotation:
         yield
     finally:
-      self.add(rollout, track, name, start, self.clock(), **detail)
+      self.add(rollout, track, name, start, self.clock())
 
   def take(self, rollout: int) -> list[Span]:
     """Removes and returns the spans of a rollout."""

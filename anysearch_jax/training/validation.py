@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from anysearch_jax.environment import spec
 from anysearch_jax.host import plugins
+
+if TYPE_CHECKING:
+  from anysearch_jax.algorithms import method as method_lib
 
 
 def check(
@@ -70,27 +74,29 @@ def check(
 def validate(
   config: config_lib.ExperimentConfig,
   *,
-  trains: bool = True,
+  environment: spec.Environment,
+  method: method_lib.TrainedMethod | None = None,
   samples: bool = True,
   processes: int = 1,
 ) -> None:
-  """Does as `check`, then asks systems, engine and rewards; needs no device.
+  """Does as `check`, then asks engine, environment and reward.
+
+  It needs no device.
 
   Args:
     config: the configuration.
-    trains: as for `check`.
+    environment: what episodes are played in.
+    method: the system that is trained; None: no policy is.
     samples: as for `check`.
     processes: how many train together.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
-  check(config, trains=trains, samples=samples)
+  check(config, trains=method is not None, samples=samples)
   # These rooms import JAX.
-  from anysearch_jax.methods import systems
   from anysearch_jax.rollout.jax_engine import kv_memory
 
-  environment = systems.of_episode(config.episode)
   try:
     prices = config.evaluation.prices
   except ValueError as error:
@@ -104,7 +110,7 @@ def validate(
     server_lib.validate(config.sglang)
   elif samples:
     kv_memory.validate(config.engine)
-  if not trains:
+  if method is None:
     return
   kind, level = config.engine.kind, config.pipeline.async_level
   if level and processes > 1 and kind == "jax":
@@ -127,22 +133,16 @@ def validate(
       "reward.rel_cost: found dollars where nothing has a price; expected a "
       "price of searches, of tokens or of a tool in evaluation."
     )
-  name = config.method.name
-  method = systems.trained(config)
   if method.turns and (config.objective.has_critic or config.searchless):
     raise ValueError(
-      f"method.name: {name!r} has advantages of turns; found "
+      f"method.name: {config.method.name!r} has advantages of turns; found "
       f"objective.advantage {config.objective.advantage!r} and "
       f"{config.searchless} trajectories without searches, expected 'group' "
       "and 0."
     )
-  known = systems.prompts_of(name)
-  settings.require(
-    f"episode.prompts of method.name {name}", config.episode.prompts, known
-  )
   # JAX may be unable to trace a reward of the user's.
-  own = bool(config.reward.function) or plugins.is_name(name)
-  if not config.checkpoint.keep_best and not own:
+  is_own = bool(config.reward.function) or plugins.is_name(config.method.name)
+  if not config.checkpoint.keep_best and not is_own:
     return
   from anysearch_jax.training import rewards_and_advantages
 
@@ -151,7 +151,7 @@ def validate(
     method,
     samples=config.group,
     max_budget=config.curriculum.max_budget,
-    traced=not own,
+    traced=not is_own,
   )
   if config.checkpoint.keep_best:
     best = config.checkpoint.best_metric

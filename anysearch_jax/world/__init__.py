@@ -1,1 +1,1 @@
-"""A generated knowledge world, its scripted expert, and the warm start."""
+"""A generated knowledge world, its tokenizer and its exact agents."""

@@ -1,37 +1,30 @@
-"""The world's expert as a policy to evaluate, with one of several strategies.
+"""Exact agents of the generated world as policies to evaluate.
 
-    python -m launch.evaluate --scripted=expert ...
+    python -m launch.evaluate --scripted=optimum ...
 
-* `expert`: its demonstrations made the quickstart's warm start, so its accuracy
-  is what imitation can reach.
 * `optimum`, `optimum:PRICE`: the best use of each budget, see
   `optimum.Optimum`; with a price, a search costs this much of a right answer.
 * `unknown_only`: searches for every fact that memory does not hold.
 * `everything`: searches for every fact.
 
-The last two search again after a miss, and verify two values; all but `expert`
-answer what is most likely by all that they know.
+The last two search again after a miss, and verify two values; all answer what
+is most likely by all that they know.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.world import expert, optimum, world_tokenizer
+from anysearch_jax.world import optimum, world_tokenizer
 from anysearch_jax.world import world as world_lib
 
-_PROMPT = re.compile(r"(guide )?budget (\d+) question (.*? \?)")
+_PROMPT = re.compile(r"budget (\d+) question (.*? \?)")
 _SEARCHED = re.compile(
   r"<search> (\S+) (\S+) </search>\s*<information>(.*?)</information>", re.S
-)
-_AFTER_SEARCH = re.compile(
-  r"</search>\s*(?:<information>(.*?)</information>)?", re.S
 )
 _PASSAGE = re.compile(
   r"Doc \d+\(Title: (\S+) \) (.*?)(?= Doc \d+\(Title:|\s*$)", re.S
@@ -74,7 +67,7 @@ class ScriptedEngine:
     """Does nothing: this engine keeps no cache."""
 
 
-NAMES = ("expert", "optimum", "unknown_only", "everything")
+NAMES = ("optimum", "unknown_only", "everything")
 
 
 def named(
@@ -91,8 +84,6 @@ def named(
       f"--scripted={name}: expected one of {', '.join(NAMES)}, or "
       "module:function."
     )
-  if kind == "expert":
-    return make(world)
   if kind != "optimum":
     thorough = optimum.Thorough(world, known=kind == "everything")
     return make(world, thorough)
@@ -105,44 +96,23 @@ def named(
 
 
 def make(
-  world: world_lib.World, agent: optimum.Optimum | None = None
+  world: world_lib.World, agent: optimum.Optimum
 ) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of an agent, and the tokenizer of its world.
 
-  The engine keeps no state between turns: in each turn it replays the episode
-  from the context, with the same random numbers. Without an agent, it is that
-  of the expert of the demonstrations.
+  The engine keeps no state between turns: it reads the context in each.
   """
   codec = tokenizer_lib.Tokenizer(world_tokenizer.build_tokenizer(world))
 
   def say(request: types.GenerateRequest, context: str) -> str:
+    del request
     prompt = _PROMPT.search(context)
     if prompt is None:
       raise ValueError(
         f"Found the context {context[:80]!r}, expected the prompt of a "
         "question of the world (episode.prompts 'world')."
       )
-    if agent:
-      return turn(agent, prompt[3], int(prompt[2]), context)
-    config = expert.SCAFFOLDED if prompt[1] else expert.PLAIN
-    turns = expert.Expert(
-      types.Question("", prompt[3], ()),
-      world=world,
-      budget=int(prompt[2]),
-      scaffold=bool(prompt[1]),
-      config=config,
-      rng=np.random.default_rng(request.address[:4]),
-    ).turns()
-    said = " ".join(next(turns).words)
-    for found in _AFTER_SEARCH.finditer(context, prompt.end()):
-      if said not in context:
-        raise types.EngineError(
-          "Found a turn that the scripted expert did not write; it can "
-          "continue only its own episodes, so they cannot branch."
-        )
-      passages = None if found[1] is None else _passages(found[1])
-      said = " ".join(turns.send(passages).words)
-    return said
+    return turn(agent, prompt[2], int(prompt[1]), context)
 
   return ScriptedEngine(say, codec), codec
 
@@ -167,7 +137,7 @@ def turn(
     ]
     if wording == world_lib.VERDICT:
       facts = [fact for fact, two in found.items() if fact[0] == e and two[1:]]
-    values = expert.values_of(_passages(shown), entity, (wording,))
+    values = values_of(passages_of(shown), entity, (wording,))
     found |= dict.fromkeys(facts, [agent.world.index[v] for v in values])
   move = agent.moves(start, tuple(chain), budget - len(made), found)[0]
   if move.fact:
@@ -181,6 +151,19 @@ def turn(
   return f"<think> found {value} ; </think> <answer> {value} </answer>"
 
 
-def _passages(shown: str) -> list[types.Passage]:
+def passages_of(shown: str) -> list[types.Passage]:
+  """Returns the passages of a search's results, as an episode shows them."""
   found = _PASSAGE.findall(shown)
   return [types.Passage("", title, words) for title, words in found]
+
+
+def values_of(
+  passages: Sequence[types.Passage], entity: str, wordings: Sequence[str]
+) -> list[str]:
+  """Returns the distinct values of `entity` in passages with these wordings."""
+  values: dict[str, None] = {}
+  for passage in passages:
+    wording, value, *_ = passage.text.split()
+    if passage.title == entity and wording in wordings:
+      values[value] = None
+  return list(values)

@@ -4,8 +4,7 @@
     python -m bench.first_gpu --rehearse --output=DIR      on a CPU, tiny
 
 Writes DIR/first_gpu.json (the `stages` with name, status, seconds and figures)
-and DIR/first_gpu.txt, the same as a table, after each stage. docs/training.md
-explains stages and figures.
+after each stage. docs/training.md explains stages and figures.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
       f"--server={f.server}",
     ],
   )
-  print(f"\n{running.table(results)}\n{folder / running.RESULTS}", flush=True)
+  print(folder / running.RESULTS, flush=True)
   if {result.status for result in results} & {running.FAILED, running.LATE}:
     sys.exit(1)
 

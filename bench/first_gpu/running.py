@@ -13,7 +13,7 @@ import pathlib
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anysearch_jax.host import json_files
@@ -21,7 +21,7 @@ from anysearch_jax.launch import supervisor
 from bench import harness
 
 Figures = Mapping[str, Any]
-RESULTS, TABLE = "first_gpu.json", "first_gpu.txt"
+RESULTS = "first_gpu.json"
 DONE, FAILED, LATE = "done", "failed", "timed out"
 SKIPPED, UNTIMED = "skipped", "no time left"
 # Names of figures: milliseconds, and their floor's share of them.
@@ -70,7 +70,6 @@ class Result:
 
   Attributes:
     name: of the stage.
-    measures: what, as a phrase.
     status: `done`, `failed`, `timed out`, `skipped` or `no time left`.
     seconds: that it took.
     reason: why it is not done; empty if it is.
@@ -78,40 +77,29 @@ class Result:
   """
 
   name: str
-  measures: str
   status: str
   seconds: float
   reason: str
   figures: Figures
 
 
+@dataclasses.dataclass
 class Notes:
   """The figures of one stage, by case.
 
-  Args:
+  Attributes:
     folder: of the run; the stage's file is replaced after each figure.
     stage: its name.
     rehearse: whether sizes are tiny.
     server: address of an SGLang server; empty without one.
-
-  Attributes:
-    folder: of the run.
-    rehearse: whether sizes are tiny.
-    server: address of an SGLang server.
+    figures: by name, those of a case below the case's name.
   """
 
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    stage: str,
-    *,
-    rehearse: bool,
-    server: str = "",
-  ):
-    self.folder, self.rehearse, self.server = folder, rehearse, server
-    self.figures: dict[str, Any] = {}
-    self._path = folder / "stages" / f"{stage}.json"
-    self.write()
+  folder: pathlib.Path
+  stage: str
+  rehearse: bool
+  server: str = ""
+  figures: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   def add(self, figures: Figures) -> None:
     """Adds figures that belong to no case."""
@@ -137,15 +125,10 @@ class Notes:
     gc.collect()
     self.add({name: dict(figures)})
 
-  def check(self) -> None:
-    """Raises RuntimeError if every case failed."""
-    cases = [f for f in self.figures.values() if isinstance(f, Mapping)]
-    if cases and all("failed" in case for case in cases):
-      raise RuntimeError(cases[0]["failed"])
-
   def write(self, **outcome: str) -> None:
     """Writes the figures, and how the stage ended."""
-    json_files.write(self._path, {**outcome, "figures": self.figures})
+    path = self.folder / "stages" / f"{self.stage}.json"
+    json_files.write(path, {**outcome, "figures": self.figures})
 
 
 def measure(name: str, notes: Notes) -> None:
@@ -154,7 +137,9 @@ def measure(name: str, notes: Notes) -> None:
 
   try:
     getattr(stages, name)(notes)
-    notes.check()
+    cases = [f for f in notes.figures.values() if isinstance(f, Mapping)]
+    if cases and all("failed" in case for case in cases):
+      raise RuntimeError(cases[0]["failed"])
   except SkippedError as error:
     notes.write(status=SKIPPED, reason=str(error))
   except Exception as error:
@@ -211,12 +196,12 @@ def run(
     seconds = max(left, 1.0) if rehearse else stage.seconds
     if left < seconds and not rehearse:
       reason = f"needs {stage.seconds:.0f} s of {max(left, 0):.0f}"
-      result = Result(stage.name, stage.measures, UNTIMED, 0.0, reason, {})
+      result = Result(stage.name, UNTIMED, 0.0, reason, {})
     else:
       print(f"{stage.name}: {stage.measures} ({seconds:.0f} s)", flush=True)
       flags = _QUICK if rehearse else ""
       result = _run_one(stage, folder, command(stage), seconds, flags)
-      print(f"  {_verdict(result)}", flush=True)
+    print(f"  {result.status} {result.reason}", flush=True)
     results[stage.name] = result
     json_files.write(
       folder / RESULTS,
@@ -226,7 +211,6 @@ def run(
         "stages": [dataclasses.asdict(r) for r in results.values()],
       },
     )
-    (folder / TABLE).write_text(table([*results.values()]))
   return [*results.values()]
 
 
@@ -282,33 +266,8 @@ def _run_one(
     status, reason = FAILED, written.get("reason") or f"ended {how}: {last}"
   return Result(
     name=stage.name,
-    measures=stage.measures,
     status=status,
     seconds=round(time.monotonic() - started, 1),
     reason=reason,
     figures=written["figures"],
   )
-
-
-def table(results: Sequence[Result]) -> str:
-  """Formats the results: a line for each stage, then the figures of each."""
-  lines = [f"{result.name:<18}{_verdict(result)}" for result in results]
-  for result in results:
-    lines += ["", f"{result.name}: {result.measures}", *_lines(result.figures)]
-  return "\n".join(lines) + "\n"
-
-
-def _verdict(result: Result) -> str:
-  words = f"{result.status:<14}{result.seconds:>7.1f} s"
-  return f"{words}  {result.reason}".rstrip()
-
-
-def _lines(figures: Figures, indent: int = 2) -> Iterator[str]:
-  """Yields a line for each figure; a case's are indented below its name."""
-  for name, value in figures.items():
-    if isinstance(value, Mapping):
-      yield f"{'':{indent}}{name}"
-      yield from _lines(value, indent + 2)
-    else:
-      width = 46 - indent
-      yield f"{'':{indent}}{name:<{width}}{harness.shown(value)}"

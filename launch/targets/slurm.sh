@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # Written by `anysearch cluster --target=slurm`. Submit it from this folder:
 #   sbatch @FILE@
-# It makes keys at first, in a file that only you can read, and queues itself
-# again when the run has saved and stopped (exit code 75).
+# It reads your keys from a file that only you should be able to read, and queues
+# itself again when the run has saved and stopped (exit code 75).
 #SBATCH --job-name=@NAME@
 #SBATCH --nodes=@NODES@
-#SBATCH --ntasks-per-node=1
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=@PLACE@/slurm-%j.log
@@ -14,41 +13,55 @@
 #SBATCH --exclusive
 #SBATCH --mem=0
 #SBATCH --gpus-per-node=@GPUS@
+# shellcheck disable=SC2034,SC2329  # Steps use these by name.
 set -uo pipefail
 shopt -s inherit_errexit
 
 keys=${ANYSEARCH_KEYS:-$HOME/.anysearch_keys}
-if [ ! -e "$keys" ]; then
-  new=$(mktemp "$keys.XXXXXX")
-  for name in CONTROLLER_KEY SGLANG_KEY; do
-    echo "$name=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')"
-  done >"$new"
-  mv -n "$new" "$keys"
-fi
 set -a
 # shellcheck source=/dev/null
-. "$keys"
-set +a
-
-hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
-trainers=@TRAINERS@ samplers=@SAMPLERS@
-# Is there once a task has ended with 75.
+[ ! -e "$keys" ] || . "$keys"
+drawn=(@DRAWN@)  # Secrets between the steps of this job.
+for name in "${drawn[@]}"; do
+  declare -x "$name=${!name:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
+done
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+@NODES_SH@
+# Is there once a trainer has ended with 75.
 resumes=@PLACE@/resumes-$SLURM_JOB_ID
+set +a
 rm -f "$resumes"
-# Starts the parts of some nodes, from the one with an index on, as a step. Ends
-# what is left some seconds after its first task ended; 0: never.
-nodes() {
-  local name=$1 first=$2 count=$3 rest=$4
-  # Each task knows its own number. One that ended must not end the others,
-  # which may be saving.
-  # shellcheck disable=SC2016
-  srun --overlap --job-name="$name" --nodes="$count" --ntasks="$count" \
+
+trainer() {
+  trap : TERM  # A signal is for the command, which this waits for.
+  local rank=$SLURM_PROCID code
+  #[retriever
+  await_retriever
+  #]
+  @TRAINER@
+  code=$?
+  # JAX itself ends a process that misses another one by 134.
+  if [ "$code" = 75 ] || [ "$code" = 134 ]; then
+    touch "$resumes"
+    code=75
+  fi
+  exit "$code"
+}
+#[retriever
+retriever() {
+  trap exit TERM
+  for _ in {0..5}; do @RETRIEVER@; done
+}
+#]
+# Runs a role on some nodes, from the one with an index on, as a step. Ends what
+# is left some seconds after its first task ended; 0: never. One task that ended
+# must not end the others, which may be saving.
+step() {
+  local role=$1 from=$2 count=$3 rest=$4
+  srun --overlap --job-name="${role%% *}" --nodes="$count" --ntasks="$count" \
     --kill-on-bad-exit=0 --wait="$rest" \
-    --nodelist="$(cut -d, -f"$((first + 1))-$((first + count))" <<<"$hosts")" \
-    bash -c 'trap : TERM  # A signal is for the command, which this waits for.
-      @QUOTED@ --hosts="$1" --rank=$(($2 + SLURM_PROCID))
-      code=$?; [ "$code" != 75 ] || touch "$3"; exit "$code"' \
-    node "$hosts" "$first" "$resumes"
+    --nodelist="$(IFS=, && echo "${hosts[*]:from:count}")" \
+    bash -c "$(declare -f); $role"
 }
 # Passes a signal to a step's tasks; srun itself would kill them.
 tell() {
@@ -58,28 +71,28 @@ tell() {
     done
 }
 
-sampling=
-if [ "$samplers" -gt 0 ]; then
-  nodes sampling "$trainers" "$samplers" 0 &
-  sampling=$!
-fi
+#[server
+step 'servers true' @TRAINERS@ @SAMPLERS@ 0 &
+#]
+#[retriever
+step retriever 0 1 0 &
+#]
 # One that is stopped, or hangs, does not end with the others.
-nodes training 0 "$trainers" 1200 &
+step trainer 0 @TRAINERS@ 1200 &
 training=$!
-# Near the time limit trainers save, which may need samplers that answer.
-trap 'asked=yes; tell training' TERM
+# Near the time limit trainers save, which may need the other roles.
+trap 'asked=yes; tell trainer' TERM
 asked=yes
 while [ "$asked" ]; do  # A signal ends the wait as well.
   asked=
   wait "$training"
   code=$?
 done
-if [ -n "$sampling" ]; then
-  tell sampling
-  for _ in {1..12}; do  # One that is stopped, or hangs, ends with the job.
-    if kill -0 "$sampling" 2>/dev/null; then sleep 5; fi
-  done
-fi
+tell servers
+tell retriever
+for _ in {1..12}; do  # What is stopped, or hangs, ends with the job.
+  if [ "$(jobs -rp)" ]; then sleep 5; fi
+done
 if [ "$code" = 75 ] || { [ "$code" != 0 ] && [ -e "$resumes" ]; }; then
   echo "saved and stopped; queued again"
   scontrol requeue "$SLURM_JOB_ID"

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import re
 
+import commands
 import numpy as np
 from exact_agents import CODEC, SETTING, WORLD
 
 import anysearch_jax as aj
+from anysearch_jax.launch import evaluate
 from research import demonstrations
+from research import expert as expert_lib
 
-DEFAULT = aj.expert.PLAIN
+DEFAULT = expert_lib.PLAIN
 # Searches for every fact, and again after a miss or a conflict.
-THOROUGH = aj.expert.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
-NEVER = aj.expert.ExpertConfig(0, 0, 0, 0, 0, 0, 0)
+THOROUGH = expert_lib.ExpertConfig(1, 1, 1, 1, 0, 0, 0)
+NEVER = expert_lib.ExpertConfig(0, 0, 0, 0, 0, 0, 0)
 CELLS = tuple((b, scaffold) for b in (0, 1, 2, 5) for scaffold in (False, True))
 QUESTIONS = WORLD.questions("train", 40, 0)
 
@@ -215,3 +219,22 @@ def test_probes_are_at_the_positions_of_their_decisions():
         name, ("need", 2)
       )
       assert before[-back] == verb
+
+
+def test_the_expert_plays_its_episodes_as_a_command_plays_them(tmp_path):
+  said = commands.run(
+    evaluate,
+    "--config=configs/quickstart.py",
+    "--scripted=research/expert.py:play",
+    "--budgets=0,3",
+    "--seeds=1",
+    "--config.evaluation.questions=40",
+    f"--output={tmp_path / 'played'}",
+  )
+  assert said == ""
+  lines = (tmp_path / "played/episodes.jsonl").read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  assert {row["outcome"] for row in rows} == {"answered"}
+  assert all(row["format"] != row["violation"] for row in rows)
+  # Unlike exact agents, it also searches beyond its budget.
+  assert any(row["violation"] for row in rows)

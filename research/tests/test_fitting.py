@@ -10,6 +10,7 @@ from exact_agents import SETTING, WORLD
 
 import anysearch_jax as aj
 from research import demonstrations, fitting, warm_start_settings
+from research import expert as expert_lib
 
 
 @pytest.mark.parametrize(
@@ -29,9 +30,11 @@ from research import demonstrations, fitting, warm_start_settings
 def test_the_expert_weighs_reliability_and_slack(
   decision, relations, remaining, plain, scaffolded
 ):
-  here = aj.expert.Situation(decision, relations, remaining)
-  assert aj.expert.PLAIN.strategy(WORLD)(here) == pytest.approx(plain)
-  assert aj.expert.SCAFFOLDED.strategy(WORLD)(here) == pytest.approx(scaffolded)
+  here = expert_lib.Situation(decision, relations, remaining)
+  assert expert_lib.PLAIN.strategy(WORLD)(here) == pytest.approx(plain)
+  assert expert_lib.SCAFFOLDED.strategy(WORLD)(here) == pytest.approx(
+    scaffolded
+  )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from anysearch_jax.configs import methods
 from anysearch_jax.launch import flags
-from anysearch_jax.training import validation
+from anysearch_jax.methods import systems
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILE = "configs/methods.py"
@@ -47,7 +47,7 @@ def test_the_table_has_the_values_of_the_configurations(system):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_original_recipes_are_valid(system, backbone):
   config = load(system, f"{backbone}:original")
-  validation.validate(config, trains=system not in UNTRAINED)
+  systems.validate(config, trains=system not in UNTRAINED)
   assert config.name == f"{system}-{backbone}-original"
   assert config.policy == load(system, backbone).policy
 

@@ -19,11 +19,11 @@ from anysearch_jax.configs import (
   qwen3_4b,
 )
 from anysearch_jax.launch import flags, plan, run_checks, train
+from anysearch_jax.methods import systems
 from anysearch_jax.planning import targets
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.rollout.jax_engine import kv_memory
-from anysearch_jax.training import validation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TARGETS = {"24": "rtx4090:1", "80": "h100:1", "141": "h200:1"}
@@ -79,7 +79,7 @@ QUICKSTART = {
 @pytest.mark.parametrize("preset", quickstart.PRESETS)
 def test_presets_differ_only_in_what_they_are_named_for(preset):
   config = quickstart.get_config(preset)
-  validation.validate(config)
+  systems.validate(config)
   assert (ROOT / config.policy / "config.json").is_file()
   found = differences(quickstart.get_config(), config)
   name = found.pop("name", "quickstart-anysearch")

@@ -15,7 +15,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import methods as config_methods
 from anysearch_jax.methods import systems
-from anysearch_jax.training import rewards_and_advantages, validation
+from anysearch_jax.training import rewards_and_advantages
 
 
 def changed(part, **values):
@@ -47,7 +47,7 @@ def changed(part, **values):
   ],
 )
 def test_a_valid_configuration_is_accepted(part, values):
-  validation.validate(changed(part, **values))
+  systems.validate(changed(part, **values))
 
 
 def test_rule_that_steers_is_refused_in_a_training(tmp_path):
@@ -60,9 +60,9 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
     "MINE = aj.Method('mine', 'Mine', {'world': world})\n"
   )
   config = changed("episode", prompts=f"{rule}:MINE#world")
-  validation.validate(config, trains=False)
+  systems.validate(config, trains=False)
   with pytest.raises(ValueError, match="prompts of method.name anysearch"):
-    validation.validate(config)
+    systems.validate(config)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_rule_that_steers_is_refused_in_a_training(tmp_path):
 )
 def test_an_invalid_configuration_is_refused(part, values, sentence):
   with pytest.raises(ValueError, match=re.escape(sentence)):
-    validation.validate(changed(part, **values))
+    systems.validate(changed(part, **values))
 
 
 def test_trajectories_without_searches_need_others_of_their_kind(tmp_path):
@@ -111,7 +111,7 @@ def test_trajectories_without_searches_need_others_of_their_kind(tmp_path):
   )
   turns = f"{file}:METHOD"
   config = config_lib.changed(small_run.CONFIG, group=4, searchless=2)
-  validation.validate(config)
+  systems.validate(config)
   for changes, sentence in (
     ({"searchless": 3}, "searchless: found 3 of 4 trajectories"),
     ({"objective": {"baseline": "turn"}}, "found 'turn' with 2 trajectories"),
@@ -124,7 +124,7 @@ def test_trajectories_without_searches_need_others_of_their_kind(tmp_path):
     ),
   ):
     with pytest.raises(ValueError, match=re.escape(sentence)):
-      validation.validate(config_lib.changed(config, **changes))
+      systems.validate(config_lib.changed(config, **changes))
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_reward_metric_names_are_known_before_a_rollout(method, world):
 def test_an_unknown_best_metric_is_refused_before_a_rollout():
   for wrong in ("reward/emm", "em", "policy/entropy", ""):
     with pytest.raises(ValueError) as refusal:
-      validation.validate(changed("checkpoint", keep_best=1, best_metric=wrong))
+      systems.validate(changed("checkpoint", keep_best=1, best_metric=wrong))
     assert str(refusal.value) == (
       f"checkpoint.best_metric: found {wrong!r}, expected one of reward/em, "
       "reward/format, reward/gamma, reward/length, reward/tool, reward/total."
     )
-    validation.validate(changed("checkpoint", keep_best=0, best_metric=wrong))
-  validation.validate(changed("checkpoint", keep_best=1))
+    systems.validate(changed("checkpoint", keep_best=0, best_metric=wrong))
+  systems.validate(changed("checkpoint", keep_best=1))
 
 
 def paths_of_numbers(cls, path=""):
@@ -202,4 +202,4 @@ def test_every_number_has_bounds(path):
   for wrong in (float("nan"), float("inf"), -(2**31)):
     wrong = (wrong,) if isinstance(value, tuple) else wrong
     with pytest.raises(ValueError, match=rf"^{re.escape(path)}(\[0\])?: found"):
-      validation.validate(replaced(small_run.CONFIG, path, wrong))
+      systems.validate(replaced(small_run.CONFIG, path, wrong))

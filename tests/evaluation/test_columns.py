@@ -34,11 +34,7 @@ def test_columns_are_aligned_with_episodes_in_any_order():
     e["outcome"] for e in ordered
   ]
   assert list(table.hops) == [e["metadata"]["hops"] for e in ordered]
-  told = [columns.first_hop(e) for e in ordered]
-  kinds = [t is not None for t in told]
-  assert list(table.kind != columns.NONE) == kinds
-  assert list(table.asked) == [float(t is not None and t[1]) for t in told]
-  for name in ("ids", "question", "budget", "seed", "em", "f1", "asked"):
+  for name in ("ids", "question", "budget", "seed", "em", "f1"):
     np.testing.assert_array_equal(getattr(table, name), getattr(turned, name))
   with pytest.raises(AttributeError, match="expected a column"):
     _ = table.unknown
@@ -161,35 +157,3 @@ def test_f1_is_token_based_and_one_if_em_is_one():
     for i, answer in enumerate(told)
   ]
   np.testing.assert_allclose(columns.of(found).f1, list(told.values()))
-
-
-_FACT = {
-  "entity": "kelmar",
-  "relation": "birthplace",
-  "alternative": "born in",
-  "value": "tol",
-  "known": True,
-  "stale": False,
-}
-
-
-@pytest.mark.parametrize(
-  ("budget", "queries", "fact", "found"),
-  [
-    (1, ["kelmar born in"], {}, ("known", True)),
-    (1, ["Where was Kelmar born in?"], {}, ("known", True)),
-    # Whole words of the entity and of either wording.
-    (1, ["kelmarine birthplace", "birthplace"], {}, ("known", False)),
-    (1, ["kelmar"], {"alternative": ""}, ("known", False)),
-    (1, ["kelmar country"], {"known": False}, ("unknown", False)),
-    (2, ["tol", "kelmar birthplace"], {"stale": True}, ("stale", True)),
-    (0, [], {}, None),
-  ],
-)
-def test_first_hop_sorts_by_memory_and_needs_budget(
-  budget, queries, fact, found
-):
-  facts = {"facts": [_FACT | fact, _FACT]}
-  episode = _one(budget=budget, queries=queries, metadata=facts)
-  assert columns.first_hop(episode) == found
-  assert columns.first_hop(episode | {"metadata": {}}) is None

@@ -1,8 +1,6 @@
-"""Measures, curves, surfaces, the Pareto front and costs, by hand."""
+"""Measures, curves and costs, by hand."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import point_values
@@ -10,7 +8,7 @@ import pytest
 import study
 
 from anysearch_jax import budgets as budgets_lib
-from anysearch_jax.evaluation import columns, inference, measures, metrics
+from anysearch_jax.evaluation import columns, measures, metrics
 
 
 def _episodes(*changes):
@@ -73,32 +71,6 @@ def test_productivity_pools_searches_and_excludes_closed_book_answers():
   assert point_values.cell(found).accuracy == pytest.approx(2 / 3)
 
 
-def test_shares_of_the_searches_of_each_budget():
-  found = _episodes(
-    {"budget": 0, "searches": 0},
-    {"searches": 2},
-    {"searches": 0},
-    {"searches": 2},
-    {"searches": 1, "outcome": "failed"},
-  )
-  shares = metrics.search_shares(columns.of(found))
-  assert [share.value for share in shares[2]] == pytest.approx(
-    [1 / 3, 0, 2 / 3]
-  )
-  assert [share.value for share in shares[0]] == [1.0]
-
-
-def test_knowledge_of_a_policy_that_searches_what_it_lacks():
-  row = study.row("a", questions=80, thrift=0.1)
-  found = metrics.knowledge(row.columns)
-  rates = {name: rate for name, (rate, _) in found.items()}
-  assert rates["known"].value < 0.2 < 0.9 < rates["unknown"].value
-  assert rates["gap"].above()
-  assert found["stale"][1] > 0
-  plain = study.row("a", questions=3, plain=True)
-  assert metrics.knowledge(plain.columns) == {}
-
-
 def test_the_area_is_by_trapezoids_over_uneven_budgets():
   curve = study.row("a", questions=30, budgets=(0, 1, 5)).curve
   a, b, c = (p.accuracy.value for p in curve.points.values())
@@ -142,34 +114,6 @@ def test_average_needs_the_measure_in_every_dataset():
   assert measures.estimates([], ("tp",)) == {"tp": (None, None, None)}
 
 
-class _Point:
-  """A point with an accuracy, mean searches and no cost."""
-
-  def __init__(self, accuracy, searches):
-    self.accuracy = inference.Estimate(accuracy, None, None)
-    self.searches = inference.Estimate(searches, None, None)
-    self.cost = inference.NOTHING
-
-
-def test_pareto_front_by_hand():
-  ours, theirs = (
-    metrics.Curve(label, {b: _Point(*p) for b, p in points.items()}, None)
-    for label, points in (
-      ("a", {0: (0.2, 0.0), 1: (0.5, 0.8), 2: (0.5, 1.0)}),
-      ("b", {0: (0.2, 0.0), 1: (0.4, 0.8), 2: (0.6, 2.0)}),
-    )
-  )
-  offers = metrics.pareto([ours, theirs])
-  assert [(o.label, o.budget) for o in offers if not o.dominated] == [
-    ("a", 0),
-    ("b", 0),  # Equal to the other point, so neither dominates.
-    ("a", 1),
-    ("b", 2),
-  ]
-  assert [o.price for o in offers] == [0.0, 0.0, 0.8, 0.8, 1.0, 2.0]
-  assert metrics.pareto([ours], "cost") == ()
-
-
 def test_dollars_by_hand():
   (episode,) = _episodes(
     {"searches": 2, "generated_tokens": 300, "input_tokens": 5000, "cost": 9.0}
@@ -185,70 +129,3 @@ def test_dollars_by_hand():
   np.testing.assert_allclose(free, row.columns.searches / 1000)
   unknown = row.columns.priced(budgets_lib.Prices(input=1.0)).cost
   assert np.isnan(unknown).all()
-
-
-SEARCHES, TOKENS = (1, 2, 5), (40, 80, 160)
-GRID = list(itertools.product(SEARCHES, TOKENS))
-
-
-def _capped(pairs, **options):
-  """Returns episodes under pairs of caps, each with its `caps`."""
-  return [
-    episode | {"caps": {"tokens": tokens}}
-    for searches, tokens in pairs
-    for episode in study.row(
-      f"A{tokens}", budgets=(searches,), questions=30, **options
-    ).episodes
-  ]
-
-
-PLAYED = _capped(GRID)
-
-
-def test_points_of_a_surface_are_means_over_their_episodes():
-  found = metrics.surface("A", columns.of(PLAYED))
-  assert list(found.points) == GRID
-  accuracy = {}
-  for pair, part in found.points.items():
-    here = [
-      e
-      for e in PLAYED
-      if (e["budget"], e["caps"]["tokens"]) == pair and e["outcome"] != "failed"
-    ]
-    assert part.n == len(here)
-    accuracy[pair] = sum(e["em"] for e in here) / len(here)
-    assert part.accuracy.value == pytest.approx(accuracy[pair])
-    assert part.accuracy.low < accuracy[pair] < part.accuracy.high
-    kept = [e["generated_tokens"] <= pair[1] for e in here]
-    assert part.within.value == pytest.approx(sum(kept) / len(here))
-  # The area is the integral over the rectangle.
-  whole = 0.0
-  for b0, b1 in zip(SEARCHES, SEARCHES[1:]):
-    for t0, t1 in zip(TOKENS, TOKENS[1:]):
-      corners = [accuracy[b, t] for b in (b0, b1) for t in (t0, t1)]
-      whole += (b1 - b0) * (t1 - t0) * sum(corners) / 4
-  assert found.area.value == pytest.approx(whole / (4 * 120))
-  assert found.area.low < found.area.value < found.area.high
-
-
-@pytest.mark.parametrize("pairs", [[(1, 40), (2, 80)], [(1, 40), (2, 40)]])
-def test_area_of_what_is_no_grid_is_undefined(pairs):
-  assert metrics.surface("A", columns.of(_capped(pairs))).area.value is None
-
-
-def test_other_budgets_are_left_out_or_refused():
-  plain = list(study.row("A", budgets=(1, 2), questions=30).episodes)
-  with pytest.raises(ValueError, match="'A': found no budget with a cap"):
-    metrics.surface("A", columns.of(plain))
-  mixed, alone = (
-    metrics.surface("A", columns.of(e)) for e in (PLAYED + plain, PLAYED)
-  )
-  assert mixed.area == alone.area and list(mixed.points) == list(alone.points)
-  timed = [e | {"caps": {"tokens": 40, "seconds": 3}} for e in PLAYED[:30]]
-  with pytest.raises(ValueError, match="dollars or seconds"):
-    metrics.surface("A", columns.of([*timed, *PLAYED[30:]]))
-  # Pairs have the order of their numbers.
-  found = metrics.surface(
-    "A", columns.of(_capped([(2, 1000), (2, 90), (10, 90)]))
-  )
-  assert list(found.points) == [(2, 90), (2, 1000), (10, 90)]

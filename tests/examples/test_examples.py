@@ -18,7 +18,7 @@ import anysearch_jax as aj
 from anysearch_jax.configs import quickstart
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import train
-from examples import evaluate_folder, own_retriever, own_reward, train_anysearch
+from examples import own_retriever, own_reward, train_anysearch
 
 ROOT = source_tree.ROOT
 FILES = [p for p in source_tree.files("examples") if p.stem != "__init__"]
@@ -105,31 +105,6 @@ def test_own_retriever_answers_the_searches(capsys):
   ]
   searches = [int(line.split()[-2]) for line in said]
   assert searches[0] == searches[2] == 0 < min(searches[1], searches[3])
-
-
-def test_any_folder_is_evaluated_on_files(tmp_path, capsys):
-  questions, passages = (
-    tmp_path / "questions.jsonl",
-    tmp_path / "passages.jsonl",
-  )
-  rows = [{"question": "who governs Paris ?", "golden_answers": ["x"]}] * 2
-  questions.write_text("\n".join(map(json.dumps, rows)))
-  passages.write_text(json.dumps({"title": "Paris", "text": "a city"}))
-  flags = [
-    str(ROOT / quickstart.get_config().policy),
-    f"--questions={questions}",
-    f"--passages={passages}",
-    f"--output={tmp_path / 'out'}",
-    *("--budgets", "0", "2"),
-    "--context=640",
-    "--slots=4",
-  ]
-  evaluate_folder.main(flags)
-  said = capsys.readouterr().out
-  assert "budget 0: 0 of 2 right, 0 searches, 0 failed" in said
-  assert "budget 2: 0 of 2 right" in said
-  with pytest.raises(ValueError, match="budgets"):
-    evaluate_folder.main([*flags, "--budgets", "0", "1"])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

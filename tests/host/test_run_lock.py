@@ -127,7 +127,7 @@ def test_a_file_system_without_locks_gives_a_warning(
     (train, ["--config=configs/quickstart.py"], "out/run.lock"),
     (
       evaluate,
-      ["--config=configs/quickstart.py", "--scripted=expert"],
+      ["--config=configs/quickstart.py", "--scripted=unknown_only"],
       "out/run.lock",
     ),
     (export_hf, ["--checkpoint=runs/none"], "out.lock"),

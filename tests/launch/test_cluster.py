@@ -9,33 +9,42 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
+import signal
+import socket
 import subprocess
-import tempfile
+from concurrent import futures
 
 import commands
 import pytest
+import waits
 import yaml
-from waits import wait_for
 
-from anysearch_jax.launch import cluster, node, shipped
 from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import node, shipped
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAPER = "--config=configs/qwen2_5_7b.py"
 ONE, TWO = "--config.mesh.fsdp=4", "--config.mesh.fsdp=8"  # Nodes that train.
 JAX = "--config.engine.kind=jax", "--config.pipeline.async_level=1"
 TASK = PAPER, ONE, "--nodes=2", "--output=run"
-HOSTS = ("a", "b", "c", "d")
+# Every node trains and samples.
+JAX_ALONE = (
+  *("--config.engine.kind=jax", "--config.pipeline.async_level=0"),
+  *("--gpus=0", "--config.mesh.rollout=()", "--config.mesh.trainer=()"),
+)
 SERVERS = node.Servers()
 
 
-def parts(rank, *, trainers=2, servers=SERVERS, hosts=HOSTS):
+def roles(*, training=2, servers=SERVERS):
   config = launch_flags.load_config("configs/qwen2_5_7b.py")
-  return node.parts_in_cluster(
+  return node.roles_of(
     config,
-    ["python", "-m", "anysearch_jax.launch.train"],
-    cluster.Place(hosts, trainers, rank),
+    ["--x=1"],
+    output=pathlib.Path("run"),
+    python=["python"],
     servers=servers,
+    training=training,
+    gpus=8,
   )
 
 
@@ -45,62 +54,40 @@ def values(part, name):
   return [w.removeprefix(prefix) for w in part.command if w.startswith(prefix)]
 
 
-def test_the_first_node_has_the_retriever_and_drives():
-  (retriever,), trainer = parts(0)
-  assert retriever.name == "retriever"
-  # No other node asks the retriever.
-  assert values(trainer, "config.retrieval.url") == ["http://127.0.0.1:8000"]
-  assert not values(retriever, "host")
-  urls = [f"http://{h}:{p}" for h in ("c", "d") for p in range(30000, 30004)]
-  other_services, other = parts(1)
-  assert other_services == []
-  for part in (trainer, other):
-    assert values(part, "config.sglang.urls") == [",".join(urls)]
-    assert values(part, "config.engine.kind") == ["sglang"]
+def test_a_trainer_finds_the_other_roles_by_name():
+  trainer = roles().trainer
+  assert trainer.command[:4] == (
+    *("python", "-m", "anysearch_jax.launch.train"),
+    "--x=1",
+  )
+  assert values(trainer, "coordinator") == ["${first}:8400"]
+  assert values(trainer, "processes") == ["2"]
+  assert values(trainer, "process") == ["${rank}"]
+  assert values(trainer, "config.sglang.urls") == ["${urls}"]
+  assert values(trainer, "config.engine.kind") == ["sglang"]
+  assert values(trainer, "config.retrieval.url") == ["http://${retriever}:8000"]
+  # Servers may load for as long.
+  assert values(trainer, "config.sglang.wait") == ["1800.0"]
+  assert values(trainer, "config.sglang.weights") == ["run/weights"]
 
 
-def test_nodes_that_train_are_one_run():
-  for rank in (0, 1):
-    _, trainer = parts(rank)
-    assert values(trainer, "coordinator") == ["a:8401"]
-    assert values(trainer, "processes") == ["2"]
-    assert values(trainer, "process") == [str(rank)]
-  services, trainer = parts(0, trainers=1)
-  assert not values(trainer, "coordinator")
-  assert parts(1)[0] == []
-
-
-def test_the_other_nodes_serve_until_they_are_stopped():
-  services, main = parts(3)
-  assert main.command == ("sleep", "infinity")
-  gpus = [part.env["CUDA_VISIBLE_DEVICES"] for part in services]
-  assert gpus == ["0,1", "2,3", "4,5", "6,7"]
-  assert "HOST=0.0.0.0" in services[0].command
-  assert services[3].health == "http://127.0.0.1:30003/health"
-
-
-def test_the_key_of_servers_is_in_a_private_file_while_they_run(
-  monkeypatch, tmp_path
-):
-  monkeypatch.delenv("KEY_FILE", raising=False)
-  monkeypatch.setenv("SGLANG_KEY", "secret")
-  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-  args = "--hosts=a,b", "--rank=1", ONE
-  assert "secret" not in written(PAPER, *args) and not [*tmp_path.iterdir()]
-  with cluster.key_file():
-    key = pathlib.Path(os.environ["KEY_FILE"])
-    assert key.parent.parent == tmp_path and key.read_text() == "secret\n"
-    assert key.stat().st_mode & 0o777 == 0o600
-    assert key.parent.stat().st_mode & 0o777 == 0o700
-  assert not [*tmp_path.iterdir()] and "KEY_FILE" not in os.environ
+def test_whoever_listens_to_other_nodes_asks_for_a_key():
+  run = roles()
+  assert values(run.retriever, "host") == ["0.0.0.0"]
+  assert values(run.retriever, "token_variable") == ["RETRIEVER_KEY"]
+  assert values(run.trainer, "config.retrieval.key_variable") == [
+    "RETRIEVER_KEY"
+  ]
+  assert "HOST=0.0.0.0" in run.server.command
+  assert values(run.trainer, "config.sglang.api_key_variable") == ["SGLANG_KEY"]
+  assert run.shares == [(0, 1), (2, 3), (4, 5), (6, 7)]
 
 
 def test_without_servers_every_node_trains_and_samples():
-  services, trainer = parts(3, servers=None)
-  assert [part.name for part in services] == ["retriever"]
-  assert values(trainer, "processes") == ["4"]
-  assert values(trainer, "process") == ["3"]
-  assert not values(trainer, "role")
+  run = roles(training=4, servers=None)
+  assert run.server is None and run.retriever is not None
+  assert values(run.trainer, "processes") == ["4"]
+  assert not values(run.trainer, "config.sglang.urls")
 
 
 def written(*args):
@@ -184,19 +171,29 @@ def test_the_manifest_has_the_form_of_a_jobset():
   args = "--target=jobset", "--nodes=5", "--trainers=2", "--image=me/anysearch"
   found = yaml.safe_load(written(PAPER, TWO, *args, "--output=/shared/run"))
   assert unlike(found, _JOBSET) == []
-  trainer, sampler = found["spec"]["replicatedJobs"]
-  counts = [j["template"]["spec"]["completions"] for j in (trainer, sampler)]
-  assert counts == [2, 3]
-  (pod,) = sampler["template"]["spec"]["template"]["spec"]["containers"]
-  assert pod["image"] == "me/anysearch"
-  assert pod["livenessProbe"]["httpGet"] == {"path": "/health", "port": 30000}
-  *python, code = pod["lifecycle"]["preStop"]["exec"]["command"]
-  health = "http://qwen2-5-7b-trainer-0-0.qwen2-5-7b:8400/health"
-  assert python == ["python", "-c"] and f'"{health}"' in code
-  compile(code, "preStop", "exec")
-  assert pod["args"][0].endswith("--rank=$((2 + JOB_COMPLETION_INDEX))")
-  hosts = "qwen2-5-7b-trainer-0-1.qwen2-5-7b,qwen2-5-7b-sampler-0-0.qwen2-5-7b"
-  assert hosts in pod["args"][0] and "--trainers=2" in pod["args"][0]
+  jobs = {job["name"]: job for job in found["spec"]["replicatedJobs"]}
+  trainer, server = jobs["trainer"], jobs["server"]
+  specs = [job["template"]["spec"] for job in (trainer, server)]
+  # Each of three nodes has four servers, which are pods of their own.
+  assert [spec["completions"] for spec in specs] == [2, 12]
+  pods = {
+    name: job["template"]["spec"]["template"]["spec"]["containers"][0]
+    for name, job in jobs.items()
+  }
+  assert pods["server"]["image"] == "me/anysearch"
+  assert pods["server"]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+  live = pods["server"]["livenessProbe"]["httpGet"]
+  assert live == {"path": "/health", "port": 30000}
+  for role in ("server", "retriever"):
+    *_, code = pods[role]["lifecycle"]["preStop"]["exec"]["command"]
+    assert "/qwen2-5-7b-trainer-0-0.qwen2-5-7b/8400" in code
+  for pod in pods.values():
+    assert subprocess.run(["bash", "-n", "-c", pod["args"][0]]).returncode == 0
+  script = pods["trainer"]["args"][0]
+  assert "http://qwen2-5-7b-server-0-11.qwen2-5-7b:30000\n" in script
+  assert "retriever=qwen2-5-7b-retriever-0-0.qwen2-5-7b\n" in script
+  rules = specs[0]["podFailurePolicy"]["rules"]
+  assert rules[0]["onExitCodes"]["values"] == [75, 134]
   job = trainer["template"]["spec"]
   job["completion"] = job.pop("completions")
   job["template"]["spec"]["containers"][0].pop("name")
@@ -210,12 +207,22 @@ def test_the_task_of_skypilot_starts_again_after_75():
   found = yaml.safe_load(written(*TASK, "--target=skypilot", "--wandb"))
   assert found["num_nodes"] == 2
   assert found["resources"]["accelerators"] == "H100:8"
-  assert found["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
-  keys = "WANDB_API_KEY", "CONTROLLER_KEY", "SGLANG_KEY"
+  assert found["resources"]["job_recovery"]["recover_on_exit_codes"] == [
+    *(75, 134)
+  ]
+  keys = "WANDB_API_KEY", "SGLANG_KEY", "RETRIEVER_KEY"
   assert found["secrets"] == dict.fromkeys(keys)
   assert "-e '.[cuda12,wandb]'" in found["setup"]
   for script in (found["setup"], found["run"]):
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
+
+
+def test_a_job_of_one_node_runs_all_roles_on_it():
+  args = PAPER, "--target=slurm", "--servers=1", "--output=run"
+  script = written(*args)
+  assert "anysearch_jax.launch.node --config=configs/qwen2_5_7b.py" in script
+  assert "--output=run --servers=1\n" in script
+  assert "serve()" not in script and "retriever()" not in script
 
 
 ONE_OR_TWO = [("1", "0", True), ("2", "0", False), ("2", "1", True)]
@@ -241,21 +248,37 @@ def ended(script, folder, commands, **env):
   return subprocess.run(bash, cwd=folder, env=env, timeout=90).returncode
 
 
-@pytest.mark.parametrize(("then", "n"), [("exit", 1), (":", 0)])  # May hang.
-def test_a_sampler_of_skypilot_ends_with_the_controller(then, n, tmp_path):
-  script = yaml.safe_load(written(*TASK, "--target=skypilot"))["run"]
-  told = f"trap 'touch told; {then}' TERM; touch up"
-  some = f"until [ -e up ]; do sleep 1; done; echo >>y; [ `wc -l <y` -le {n} ]"
-  stubs = {".venv/bin/python": f"{told}; while :; do sleep 1; done"}
-  stubs |= {"curl": some, "timeout": 'shift; exec /usr/bin/timeout 2 "$@"'}
-  nodes = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "a\nb"}
-  assert ended(script, tmp_path, stubs, **nodes) == 0
+@pytest.mark.parametrize("then", ["exit", ":"])  # A server may hang.
+def test_servers_of_skypilot_end_after_the_trainers(then, tmp_path):
+  port = waits.free_port()
+  task = written(*TASK, "--target=skypilot")
+  script = yaml.safe_load(task)["run"].replace("/8400", f"/{port}")
+  told = f"trap 'touch told; {then}' TERM; echo $$ >>started"
+  stubs = {"env": f"{told}; while :; do /bin/sleep 0.1; done"}
+  stubs |= {"timeout": 'shift; exec /usr/bin/timeout 2 "$@"'}
+  nodes = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "127.0.0.1\nb"}
+  started = tmp_path / "started"
+
+  def lines():
+    return started.read_text().split() if started.exists() else []
+
+  with futures.ThreadPoolExecutor() as pool:
+    with socket.create_server(("127.0.0.1", port)):
+      code = pool.submit(ended, script, tmp_path, stubs, **nodes)
+      waits.wait_for(lambda: len(lines()) == 4, 60)
+      os.kill(int(lines()[0]), signal.SIGKILL)
+      waits.wait_for(lambda: len(lines()) == 5, 60)  # It was started again.
+      assert not code.done()
+    assert code.result() == 0
   assert (tmp_path / "told").exists()
+  for pid in lines():
+    with pytest.raises(ProcessLookupError):
+      os.kill(int(pid), 0)
 
 
 def test_a_sampler_of_slurm_that_hangs_ends_with_the_job(tmp_path):
   script = written(*TASK, "--target=slurm", f"--output={tmp_path}")
-  trains = "[[ $* != *=training* ]] || { touch cluster/resumes-1; exit 75; }"
+  trains = "[[ $* != *=trainer* ]] || { touch cluster/resumes-1; exit 75; }"
   stubs = {"srun": f"mkdir -p cluster; {trains}; exec /bin/sleep 100"}
   stubs |= {"squeue": "", "scancel": "", "sleep": "echo >>slept"}
   stubs["scontrol"] = 'if [ "$1" = show ]; then echo a; else touch queued; fi'
@@ -283,14 +306,14 @@ def test_sglang_is_found_in_the_folder_of_the_project(monkeypatch, tmp_path):
   python.parent.mkdir(parents=True)
   python.touch()
   monkeypatch.setattr(shipped, "ROOT", tmp_path)
-  assert f"PYTHON={python}" in parts(3)[0][0].command
+  assert f"PYTHON={python}" in roles().server.command
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
-@pytest.mark.parametrize("nodes", [1, 4])
-def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
+@pytest.mark.parametrize("flags", [(), JAX_ALONE, ("--nodes=1",)])
+def test_shellcheck_finds_nothing_in_the_script(tmp_path, flags):
   file = tmp_path / "job.sh"
-  args = "--target=slurm", f"--nodes={nodes}", "--output=it's here/run"
+  args = "--target=slurm", "--nodes=4", *flags, "--output=it's here/run"
   file.write_text(written(PAPER, TWO, *args))
   done = subprocess.run(["shellcheck", file], capture_output=True, text=True)
   assert done.stdout == ""
@@ -300,7 +323,6 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
   ("args", "sentence"),
   [
     (["--nodes=2", "--trainers=2"], "--trainers: found 2, expected"),
-    (["--hosts=a,b", "--rank=2"], "--rank: found 2, expected less than 2"),
     (["--nodes=4"], "4 devices, expected 16, those of 2 nodes that train"),
     (
       ["--nodes=2", ONE, "--config.sglang.colocated=true"],
@@ -312,7 +334,9 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, nodes):
 def test_what_no_node_could_run_is_not_written(args, sentence):
   args = ["--target=slurm", "--output=run", *args]
   assert sentence in commands.run(node, PAPER, *args)
-  assert "2, expected --target" in commands.run(node, PAPER, "--nodes=2")
+  assert "--nodes: found 2, expected --target" in commands.run(
+    node, PAPER, "--nodes=2"
+  )
 
 
 @pytest.mark.slow
@@ -335,11 +359,11 @@ def test_slurm_queues_a_stopped_run_again_until_it_ends(tmp_path):
   def rollouts():
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
-  wait_for(lambda: rollouts() >= 3, 600)
+  waits.wait_for(lambda: rollouts() >= 3, 600)
   # As near the time limit: only the script gets the signal.
   subprocess.run(["scancel", "--batch", "--signal=TERM", job], check=True)
   log = output / "cluster" / f"slurm-{job}.log"
-  wait_for(lambda: "saved and stopped; queued" in log.read_text(), 200)
-  wait_for(lambda: (output / "policy" / "config.json").exists(), 900)
+  waits.wait_for(lambda: "saved and stopped; queued" in log.read_text(), 200)
+  waits.wait_for(lambda: (output / "policy" / "config.json").exists(), 900)
   assert rollouts() == 16
   assert "resumes from it" in log.read_text()

@@ -161,7 +161,7 @@ def test_a_function_makes_a_policy(tmp_path):
   chosen = policies.Chosen("scripted", f"{__name__}:make")
   found = rows(chosen, config, tmp_path / "e")
   assert {json.loads(row)["answer"] for row in found} == {"x"}
-  with pytest.raises(ValueError, match="which names .* or one of expert, "):
+  with pytest.raises(ValueError, match="which names .* or one of optimum, "):
     rows(policies.Chosen("scripted", "nothing"), config, tmp_path / "f")
 
 
@@ -169,7 +169,8 @@ def test_commands_play_resume_and_refuse(tmp_path):
   out = tmp_path / "e"
   flags = [
     *("--config=configs/quickstart.py", "--config.evaluation.questions=6"),
-    *("--scripted=expert", "--budgets=0..2", "--cache=", f"--output={out}"),
+    *("--scripted=unknown_only", "--budgets=0..2", "--cache="),
+    f"--output={out}",
   ]
   assert commands.run(evaluate, *flags, "--seeds=2") == ""
   found = [json.loads(line) for line in (out / "episodes.jsonl").open("rb")]

@@ -14,7 +14,6 @@ from anysearch_jax.config import settings
 from anysearch_jax.configs import methods, paper
 from anysearch_jax.launch import flags
 from anysearch_jax.methods import systems
-from anysearch_jax.training import validation
 
 DEFAULT = config_lib.ExperimentConfig()
 
@@ -109,7 +108,7 @@ def test_the_papers_configurations_can_run_in_every_preset(policy):
   found = {}
   for preset in paper.PRESETS:
     config = flags.load_config(f"{name}:{preset}" if preset else name)
-    validation.validate(config)
+    systems.validate(config)
     found[preset] = config
   steps = {
     preset: c.questions * c.group // c.curriculum.steps_per_rollout

@@ -168,9 +168,7 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
 def test_servers_of_a_run_with_adapters_load_them():
   config = config_lib.changed(paper(), lora={"rank": 8, "targets": ("q", "v")})
   services, _ = node.parts_of(config, [], servers=node.Servers(1))
-  expected = sglang.adapter_flags(
-    8, ("q", "v"), async_level=config.pipeline.async_level
-  )
+  expected = sglang.adapter_flags(8, ("q", "v"))
   assert [*services[-1].command[-len(expected) :]] == expected
 
 
@@ -185,9 +183,7 @@ def test_servers_of_other_nodes_are_only_named():
   config = dataclasses.replace(
     paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))
   )
-  services, trainer = node.parts_of(
-    config, [], servers=node.Servers(0), processes=2
-  )
+  services, trainer = node.parts_of(config, [], servers=node.Servers(0))
   assert services == []
   assert resolved(config, trainer).sglang.urls == config.sglang.urls
   assert resolved(config, trainer).engine.kind == "sglang"
@@ -225,21 +221,18 @@ def test_a_containers_command_is_a_template():
 
 
 @pytest.mark.parametrize(
-  ("mesh", "servers", "processes", "sentence"),
+  ("mesh", "servers", "sentence"),
   [
-    ({}, {"count": 3}, 1, "found 3 for the 4 GPUs of mesh.rollout"),
-    ({"rollout": ()}, {}, 1, "mesh.rollout: found no GPUs for the servers"),
-    ({"rollout": (3, 4)}, {}, 1, "the trainer's, or sglang.colocated=true"),
-    ({}, {}, 2, "--processes: found 2 with servers on this node"),
-    ({}, {"command": "serve {ports}"}, 1, "--server_command: found 'serve"),
-    ({}, {"command": "serve {"}, 1, "no other names in braces than python"),
+    ({}, {"count": 3}, "found 3 for the 4 GPUs of mesh.rollout"),
+    ({"rollout": ()}, {}, "mesh.rollout: found no GPUs for the servers"),
+    ({"rollout": (3, 4)}, {}, "the trainer's, or sglang.colocated=true"),
+    ({}, {"command": "serve {ports}"}, "--server_command: found 'serve"),
+    ({}, {"command": "serve {"}, "no other names in braces than python"),
   ],
 )
-def test_impossible_parts_are_refused(mesh, servers, processes, sentence):
+def test_impossible_parts_are_refused(mesh, servers, sentence):
   with pytest.raises(ValueError, match=sentence):
-    node.parts_of(
-      paper(**mesh), [], servers=node.Servers(**servers), processes=processes
-    )
+    node.parts_of(paper(**mesh), [], servers=node.Servers(**servers))
 
 
 # Answers only /health, and reports the devices that it was given.
@@ -293,7 +286,8 @@ def test_a_dry_run_prints_commands_and_starts_nothing(tmp_path):
   assert f"# server-0, log {output}/logs/server-0.log; ready when" in said
   lines = [line.strip().rstrip("\\ ") for line in said.splitlines()]
   start = lines.index(
-    f"CUDA_VISIBLE_DEVICES=0,1,2,3 {sys.executable} -m launch.train"
+    f"CUDA_VISIBLE_DEVICES=0,1,2,3 {sys.executable} "
+    "-m anysearch_jax.launch.train"
   )
   assert lines[start + 1 :] == [
     *("--config=configs/qwen2_5_7b.py", "--config.seed=7"),

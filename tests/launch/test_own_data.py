@@ -12,8 +12,8 @@ from commands import printed, run
 
 from anysearch_jax.data import prepared
 from anysearch_jax.launch import build_index, flags, init, prepare_data, train
+from anysearch_jax.methods import systems
 from anysearch_jax.retrieval.index import opening
-from anysearch_jax.training import validation
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "data.md"
@@ -43,7 +43,7 @@ def played(tmp_path_factory):
 
 def test_page_has_the_questions_that_its_configuration_asks(played):
   config = flags.load_config("configs/own_data.py")
-  validation.validate(config)
+  systems.validate(config)
   questions = prepared.Prepared(played / config.data.path)
   assert len(questions.rows(config.data.split)) == 4
   assert len(questions.rows("mine_test")) == 2

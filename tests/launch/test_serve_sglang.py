@@ -78,9 +78,9 @@ def test_a_server_that_others_reach_asks_for_a_key(serve, tmp_path, host):
 
 def test_a_server_of_adapters_is_started_as_one_of_launch_node(serve):
   assert "--enable-lora" not in serve()[0]
-  found, _ = serve("--dtype", "float32", LORA="16", ADAPTERS="3")
+  found, _ = serve("--dtype", "float32", LORA="16")
   targets = config_lib.LoraConfig().targets
-  expected = sglang.adapter_flags(16, targets, async_level=2)
+  expected = sglang.adapter_flags(16, targets)
   start = found.index("--enable-lora")
   assert found[start:] == [*expected, "--dtype", "float32"]
 

@@ -24,8 +24,8 @@ from anysearch_jax.launch import (
   run_history,
   train,
 )
-from anysearch_jax.methods import own, systems
-from anysearch_jax.training import rewards_and_advantages, validation
+from anysearch_jax.methods import systems
+from anysearch_jax.training import rewards_and_advantages
 
 FILE = "examples/own_system.py"
 TOOL = f"--config.search.tools=count={FILE}:Count"
@@ -126,7 +126,9 @@ def selected(name, **method):
 def test_a_judge_of_the_users_replaces_the_systems(write):
   judge = write("def judge(t):\n  return {'found': 1}\n", "judge")
   method = systems.trained(selected("search_r1", judge=judge))
-  trajectory = systems.own.trial(group=1, budget=1, measures=()).trajectories
+  trajectory = rewards_and_advantages.trial(
+    group=1, budget=1, measures=()
+  ).trajectories
   with pytest.raises(types.RetrievalError, match="KeyError: 'gold_found'"):
     asyncio.run(method.measure(trajectory[0, 0]))
   with pytest.raises(ValueError, match="'zerosearch' measures nothing"):
@@ -185,13 +187,13 @@ def test_questions_of_a_function(write):
 
 def test_the_environment_and_reward_are_checked_together():
   config = selected(f"{FILE}:METHOD")
-  validation.validate(config)
+  systems.validate(config)
   other = config_lib.changed(config, episode={"prompts": "world"})
   with pytest.raises(ValueError, match="#own"):
-    validation.validate(other)
+    systems.validate(other)
 
 
-TRIAL = own.trial(group=3, budget=2, measures=())
+TRIAL = rewards_and_advantages.trial(group=3, budget=2, measures=())
 
 
 OPTIONS = """
@@ -315,7 +317,7 @@ def test_wrong_function_is_refused_before_a_run_begins(text, sentence, write):
   # The trial has 3 samples; episodes still divide into two steps.
   config = dataclasses.replace(small_run.CONFIG, group=3)
   with pytest.raises(plugins.PluginError, match=re.escape(sentence)):
-    validation.validate(with_reward(write(text), config))
+    systems.validate(with_reward(write(text), config))
 
 
 @pytest.mark.parametrize(
@@ -351,10 +353,10 @@ def test_metrics_have_the_names_of_the_functions_parts(write):
   )
   assert found - {"reward/format"} == names
   best = config_lib.CheckpointConfig(keep_best=1, best_metric="reward/mine")
-  validation.validate(dataclasses.replace(config, checkpoint=best))
+  systems.validate(dataclasses.replace(config, checkpoint=best))
   best = dataclasses.replace(best, best_metric="reward/tool")
   with pytest.raises(ValueError, match="found 'reward/tool', expected one of"):
-    validation.validate(dataclasses.replace(config, checkpoint=best))
+    systems.validate(dataclasses.replace(config, checkpoint=best))
 
 
 def test_error_in_a_rollout_is_a_sentence(write, tmp_path):

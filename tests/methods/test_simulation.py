@@ -211,7 +211,7 @@ def test_evaluation_against_a_simulator_is_rejected():
   source = parts.WorldSource(WORLD, REAL)
   with pytest.raises(ValueError, match="against the real retriever"):
     policies.check(
-      policies.Chosen("scripted", "expert"),
+      policies.Chosen("scripted", "optimum"),
       config_lib.changed(small_run.CONFIG, retrieval={"simulated": "world"}),
       source,
       QUESTIONS,

@@ -7,7 +7,8 @@ import scripted
 import spoken
 
 from anysearch_jax import types
-from anysearch_jax.methods import method, systems
+from anysearch_jax.algorithms import method
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode_state
 
 

@@ -119,3 +119,9 @@ def test_the_sampling_figure_shows_played_budgets(phase, counts):
     assert (f">B = {b}<" in svg) == bool(counts.get(b))
   # Probabilities are not played budgets.
   assert figures.sampling(_played(phase, {}), name="x") is None
+
+
+def test_the_front_by_hand():
+  front = [(0.0, 0.2), (0.0, 0.2), (0.8, 0.5), (2.0, 0.6)]
+  dominated = [(0.8, 0.4), (1.0, 0.5), (2.0, 0.5)]
+  assert figures.front([*dominated, *front]) == front

@@ -220,14 +220,12 @@ def test_early_stopping_has_counts_and_rates(rows, built):
   assert float(line["rate net gain"]) == pytest.approx(found.difference.value)
 
 
-def test_json_and_markdown_equal_the_csv_files(built):
+def test_json_equals_the_csv_files(built):
   folder, data = built
   stored = json.loads((folder / "report.json").read_text("utf-8"))
   assert stored == json.loads(json.dumps(data))
-  markdown = (folder / "tables.md").read_text("utf-8")
   for name, table in stored["tables"].items():
     if table["lines"]:
-      assert f"### {table['title']}" in markdown
       assert len(_lines(folder, name)) == len(table["lines"])
     else:
       assert not (folder / f"{name}.csv").exists()
@@ -374,38 +372,3 @@ def test_several_trainings_are_told_apart_from_seeds():
   line = _line(tables["pairwise_rows"], "all", "2", "A − B")
   assert 0 < line["EM p"]["value"] <= line["EM p, Holm"]["value"]
   assert line["EM detectable"]["value"] > 0
-
-
-def _paired(label, *, skill):
-  return [
-    episode | {"caps": {"tokens": tokens}}
-    for tokens in (40, 90)
-    for episode in study.row(f"{label}{tokens}", skill=skill, **_SIZE).episodes
-  ]
-
-
-@pytest.fixture(scope="module")
-def paired(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("surfaces")
-  data = study.write(
-    folder / "report.html",
-    [study.row("A", **_SIZE), study.row("B", **_SIZE)],
-    surfaces={
-      "A": columns.of(_paired("A", skill=0.9)),
-      "C": columns.of(_paired("C", skill=0.1)),
-    },
-  )
-  return folder, data
-
-
-def test_page_has_a_heat_map_and_tables_of_each_surface(paired):
-  folder, data = paired
-  page = (folder / "report.html").read_text("utf-8")
-  assert 'id="surfaces"' in page
-  assert page.count("generated tokens, at most") >= 2
-  lines = data["tables"]["surface"]["lines"]
-  assert len(lines) == 8
-  header = (folder / "surface.csv").read_text().splitlines()[0]
-  assert header.startswith("searches,tokens,row,EM")
-  areas = (folder / "surface_area.csv").read_text().splitlines()
-  assert [line.split(",")[0] for line in areas[1:]] == ["A", "C"]

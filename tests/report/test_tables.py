@@ -51,21 +51,9 @@ def test_the_best_and_the_second_of_a_block_are_marked():
 )
 def test_markdown_escapes_every_text(text, written):
   assert tables.escaped(text) == written
-  column = tables.Column(text, group=text)
-  line = tables.Line((text,), (tables.Cell(1.0),))
-  table = tables.Table("t", text, text, (text,), (column,), (line,))
-  assert tables.to_markdown(table).splitlines() == [
-    f"### {written}",
-    "",
-    f"| {written} | {written} {written} |",
-    "| --- | --- |",
-    f"| {written} | 1.000 |",
-    "",
-    written,
-  ]
 
 
-def test_csv_and_markdown_by_hand():
+def test_csv_by_hand():
   found = tables.Cell(0.25, 0.125, 0.5, 8)
   table = _table(**{"a_=1+1": (found, tables.Cell(2)), "b_p|q": (None, None)})
   assert tables.to_csv(table) == (
@@ -73,12 +61,6 @@ def test_csv_and_markdown_by_hand():
     "a,'=1+1,0.25,0.125,0.5,8,2\n"
     "b,p|q,,,,,\n"
   )
-  assert tables.to_markdown(table).splitlines()[2:6] == [
-    "| k | row | g x | y |",
-    "| --- | --- | --- | --- |",
-    "| a | =1+1 | 0.250 [0.125, 0.500] n=8 | 2.000 |",
-    "| b | p\\|q | – | – |",
-  ]
 
 
 def test_columns_take_attributes_or_keys():

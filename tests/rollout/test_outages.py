@@ -40,7 +40,6 @@ from anysearch_jax.training import (
   learner,
   loop,
   rewards_and_advantages,
-  validation,
 )
 from anysearch_jax.world import world as world_lib
 
@@ -130,7 +129,7 @@ class Drill:
           yield values
 
     self.folder.mkdir(exist_ok=True)
-    validation.validate(self.config)
+    systems.validate(self.config)
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(learner, "Learner", Watched)
       patch.setattr(driver, "run_episode", self._played)

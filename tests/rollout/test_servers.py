@@ -17,7 +17,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import loop
 from anysearch_jax.rollout.servers import fleet as fleet_lib
-from anysearch_jax.rollout.servers import member as member_lib
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
@@ -341,7 +340,7 @@ SAID = fake_sglang.ids("b", "<end>")
 
 
 def _is(engine, place, state):
-  return lambda: engine._fleet.members[place].state is state
+  return lambda: engine._fleet.members[place].is_up is state
 
 
 def test_a_turn_goes_to_another_server_while_its_own_is_down(serve, caplog):
@@ -353,8 +352,8 @@ def test_a_turn_goes_to_another_server_while_its_own_is_down(serve, caplog):
   assert len(second.bodies("/generate")) == 4
   # After the outage is known, later turns of its questions skip the server.
   assert engine.counters["failovers"] == 1
-  assert engine.counters["server_suspect"] == 1
-  assert f"Server {first.url} was up and is suspect; 1 of 2" in (caplog.text)
+  assert engine.counters["server_down"] == 1
+  assert f"Server {first.url} is down; 1 of 2" in caplog.text
 
 
 def test_turn_of_a_dead_server_is_sampled_again_as_a_whole(serve):
@@ -389,7 +388,7 @@ async def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
     asyncio.create_task(engine.generate(engines.request(question=q)))
     for q in range(3)
   ]
-  await asyncio.to_thread(wait_for, _is(engine, 0, member_lib.State.DOWN))
+  await asyncio.to_thread(wait_for, _is(engine, 0, False))
   await asyncio.to_thread(wait_for, lambda: engine.counters["waits"] == 3)
   server.restart()
   found = await asyncio.gather(*turns)
@@ -403,7 +402,7 @@ async def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
   assert engine.counters["server_down"] == 1
   assert engine.counters["failovers"] == 3
   assert "turns wait for one, up to 60 seconds (sglang.wait)" in caplog.text
-  assert "was down and is up; 1 of 1 are up." in caplog.text
+  assert "is up; 1 of 1 are up." in caplog.text
 
 
 def test_weights_reach_a_server_that_was_down_when_they_were_new(serve):
@@ -413,7 +412,7 @@ def test_weights_reach_a_server_that_was_down_when_they_were_new(serve):
   assert second.version.endswith("-5")
   assert engines.turn(engine, question=0).versions == (5, 5)
   first.restart()
-  wait_for(_is(engine, 0, member_lib.State.UP))
+  wait_for(_is(engine, 0, True))
   assert first.version == second.version
   # The first question stays where its prefix is.
   assert engines.turn(engine, question=0).server == second.url
@@ -483,7 +482,7 @@ def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
   assert engine.counters["server_down"] == 1
   first.faults.default_factory = list
   first.faults.clear()
-  wait_for(_is(engine, 0, member_lib.State.UP))
+  wait_for(_is(engine, 0, True))
   assert first.version == second.version
   assert engine.scores(engines.PROMPT).keys() == {first.url, second.url}
 
@@ -530,7 +529,7 @@ def test_a_server_that_comes_back_smaller_stays_down(serve, monkeypatch):
 
   async def run():
     turn = asyncio.create_task(engine.generate(engines.request()))
-    await asyncio.to_thread(wait_for, _is(engine, 0, member_lib.State.DOWN))
+    await asyncio.to_thread(wait_for, _is(engine, 0, False))
     server.restart()
     await turn
 
@@ -548,7 +547,7 @@ def test_servers_of_another_run_are_not_used(serve):
     engines.turn(engine, question=0)
   loop.run(engine._fleet._look(engine._fleet.members[0]))
   loop.run(engine._fleet._look(engine._fleet.members[0]))
-  assert _is(engine, 0, member_lib.State.DOWN)()
+  assert _is(engine, 0, False)()
   assert first.version == theirs
   # Its questions go to the other server.
   assert engines.turn(engine, question=0).versions == (0, 0)

@@ -110,7 +110,7 @@ def test_a_server_that_fails_meanwhile_gets_its_memory_and_weights_again(
   server.faults[path] = [fault]
   engine.free_cache()
   # A health check may be the first that waits.
-  if (path, fault) == (RELEASE, "hang") and "suspect" not in caplog.text:
+  if (path, fault) == (RELEASE, "hang") and "is down" not in caplog.text:
     assert "It may still hold the memory that training needs." in caplog.text
   engine.set_params(engines.policy().params, 1)
   assert engines.turn(engine).versions == (1, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import spoken
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.methods import method as method_lib
+from anysearch_jax.algorithms import method as method_lib
 
 FIELDS = method_lib.Outcomes._fields
 

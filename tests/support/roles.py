@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ from anysearch_jax.policy import hf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEADLINE = 900  # Seconds; on a busy machine a start takes a minute.
+# Exit codes of a process that lost another: its own, and JAX's.
+LOST = (75, -signal.SIGABRT)
 # Seconds for trainers to leave that lost one of them; those that still connect
 # would wait longer, and get a signal.
 _LEAVING = 30
@@ -110,7 +113,9 @@ class Roles:
     for name, process in list(self.running.items()):
       if (code := process.poll()) is not None:
         del self.running[name]
-        assert code in (0, 75, -9), self.log(name).read_text()[-3000:]
+        assert code in (0, -signal.SIGKILL, *LOST), self.log(name).read_text()[
+          -3000:
+        ]
         if name in self.servers:
           self.start(name)
           continue

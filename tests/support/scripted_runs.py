@@ -22,12 +22,12 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.methods import systems
 from anysearch_jax.training import (
   checkpoint,
   learner,
   loop,
   train_step,
-  validation,
 )
 
 ROLLOUTS = 6
@@ -184,10 +184,15 @@ def run(folder, parts, config, *, engine=None, kill=None, **kwargs):
       raise KilledError
 
   folder.mkdir(exist_ok=True)
-  validation.validate(config)
+  systems.validate(config)
   engine = engine or Engine(parts)
   trainer = loop.Trainer(
-    config, folder=folder, engine=engine, **parts, **kwargs
+    config,
+    method=systems.trained(config),
+    folder=folder,
+    engine=engine,
+    **parts,
+    **kwargs,
   )
   try:
     trainer.run(on_event)

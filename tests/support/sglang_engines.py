@@ -45,14 +45,11 @@ def adapted(seed=None):
   return bare._replace(params=lora.combine(bare.params, new), architecture=a)
 
 
-def connect(
-  *, sampling=None, start=None, async_level=0, records=False, **config
-):
+def connect(*, sampling=None, start=None, records=False, **config):
   """Returns an engine with at most two tries and short timeouts."""
   return servers_engine.ServersEngine(
     start or policy(),
     dialect=sglang.SglangServer,
-    async_level=async_level,
     records=records,
     config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
     sampling=sampling or config_lib.SamplingConfig(),

@@ -12,10 +12,11 @@ import numpy as np
 import small_policy
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import decoder, hf
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.retrieval import lexical
-from anysearch_jax.training import learner, loop, validation
+from anysearch_jax.training import learner, loop
 from anysearch_jax.world import world as world_lib
 from anysearch_jax.world import world_tokenizer
 
@@ -120,8 +121,10 @@ def train(folder: pathlib.Path, parts, config=CONFIG, *, rollouts=None):
       raise KilledError
 
   folder.mkdir(exist_ok=True)
-  validation.validate(config)
-  trainer = loop.Trainer(config, folder=folder, **parts)
+  systems.validate(config)
+  trainer = loop.Trainer(
+    config, method=systems.trained(config), folder=folder, **parts
+  )
   share_programs(trainer, config)
   try:
     trainer.run(on_event)

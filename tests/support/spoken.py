@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from anysearch_jax import types
+from anysearch_jax.algorithms import method as method_lib
 from anysearch_jax.environment import protocol
-from anysearch_jax.methods import method as method_lib
 
 
 def passage(id_: str, title: str = "", text: str = "") -> types.Passage:

@@ -222,9 +222,7 @@ def test_all_processes_stop_when_one_of_them_gets_a_signal(root):
   ("number", "lost"),
   [("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 0), ("SIGSTOP", 1)],
 )
-def test_a_process_that_loses_another_names_it_and_exits_with_75(
-  root, number, lost
-):
+def test_a_process_that_loses_another_ends_and_can_resume(root, number, lost):
   output = root / f"{number}-{lost}"
 
   def lose(started):
@@ -236,10 +234,14 @@ def test_a_process_that_loses_another_names_it_and_exits_with_75(
 
   each = [("--config.curriculum.total_steps=4000", "--heartbeat=20")] * 2
   codes, logs = train(root, output, each=each, meanwhile=lose)
-  assert codes[1 - lost] == stopping.RESUME
-  assert f"found no sign of life of process {lost}, which" in logs[1 - lost]
-  assert "The same command resumes from checkpoint" in logs[1 - lost]
-  assert "Traceback" not in logs[1 - lost]
+  log = logs[1 - lost]
+  assert "Traceback" not in log
+  if codes[1 - lost] == -signal.SIGABRT:  # JAX noticed before a collective.
+    assert "coordination" in log.lower()
+  else:
+    assert codes[1 - lost] == stopping.RESUME
+    assert "launch: a collective failed (" in log
+    assert "The same command resumes from checkpoint" in log
   assert checkpoint.sound(output / "checkpoints", 1) == 1
 
 
@@ -253,11 +255,11 @@ def test_a_stop_during_a_compilation_ends_both_processes_soon(root):
 
   each = [("--grace=0", "--heartbeat=20", f"--cache={root / 'cold'}")] * 2
   codes, logs = train(root, output, each=each, meanwhile=stop)
-  assert codes == [stopping.RESUME] * 2
+  assert codes[1] == stopping.RESUME
+  assert codes[0] in (stopping.RESUME, -signal.SIGABRT)
   assert (
     "no checkpoint within 0 s (--grace). The same command begins" in logs[1]
   )
-  assert "process 1, which ended, is stopped or out of reach. The" in logs[0]
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_a_server_with_wrong_weights_is_put_aside(serve, caplog):
   engine._fleet.members[0].missed = 1  # Of one list of a gateway.
   gaps = [mean for mean, _ in prints.check(1).values()]
   assert gaps[0] < 0.1 < gaps[1]
-  said = f"{servers[1].url} was up and is down; 1 of 2 are up: it is put aside"
+  said = f"{servers[1].url} is down; 1 of 2 are up: it is put aside"
   assert said in caplog.text
   assert "away from the trainer's policy, the others 0.0" in caplog.text
   assert engine.scores(sglang_engines.PROMPT).keys() == {servers[0].url}

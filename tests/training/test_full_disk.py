@@ -140,7 +140,7 @@ def test_an_evaluation_reports_a_full_disk_and_resumes(tmp_path):
       evaluate,
       "--config=configs/quickstart.py",
       "--config.evaluation.questions=20",
-      "--scripted=expert",
+      "--scripted=unknown_only",
       "--budgets=0,1",
       "--seeds=1",
       "--cache=",

@@ -15,6 +15,7 @@ import pytest
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.planning import targets
 from anysearch_jax.rollout.jax_engine import kv_device
 from anysearch_jax.training import learner, loop, placement
@@ -98,7 +99,9 @@ def test_a_run_stopped_while_sampling_saves_and_resumes(
   trained, parts, tmp_path
 ):
   config = offloaded("state")
-  trainer = loop.Trainer(config, folder=tmp_path, **parts)
+  trainer = loop.Trainer(
+    config, method=systems.trained(config), folder=tmp_path, **parts
+  )
   small_run.share_programs(trainer, config)
   made, stops = trainer._learner, []
   move = made.move

@@ -14,6 +14,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax.launch import flags as flags_lib
 from anysearch_jax.launch import parts as parts_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.planning import compilation, programs
 from anysearch_jax.policy import hf
 from anysearch_jax.training import learner, loop
@@ -109,6 +110,7 @@ def test_it_raises_the_reward_of_the_world_beyond_noise(tmp_path):
   source = parts_lib.source(config)
   loop.Trainer(
     config,
+    method=systems.trained(config),
     folder=tmp_path,
     policy=hf.load(config.policy),
     questions=source.questions("train", 512, config.seed),

@@ -149,7 +149,7 @@ def test_memory_is_the_peak_of_the_fullest_device():
 
 
 def _spans(*times, track=timeline.SEARCHES, name="search"):
-  return [timeline.Span(track, name, *each, {}) for each in times]
+  return [timeline.Span(track, name, *each) for each in times]
 
 
 def test_metrics_sum_the_spans_of_a_rollout():
@@ -188,7 +188,7 @@ def test_taking_a_rollout_removes_its_spans():
   line = timeline.Timeline(lambda: next(clock))
   with pytest.raises(KeyError), line.span(3, timeline.TRAINER, "train"):
     raise KeyError
-  assert line.take(3) == [timeline.Span("trainer", "train", 0, 1, {})]
+  assert line.take(3) == [timeline.Span("trainer", "train", 0, 1)]
   assert line.take(3) == []
 
 

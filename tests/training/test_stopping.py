@@ -17,6 +17,7 @@ import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.launch import flags, node, stopping, train
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, learner, loop, train_step
 
@@ -27,7 +28,9 @@ DEADLINE = 300
 def stop_after(steps, folder, parts, config=small_run.CONFIG):
   """Trains, and calls `stop` after a number of optimizer steps."""
   folder.mkdir(exist_ok=True)
-  trainer = loop.Trainer(config, folder=folder, **parts)
+  trainer = loop.Trainer(
+    config, method=systems.trained(config), folder=folder, **parts
+  )
   small_run.share_programs(trainer, config)
   learn, taken = trainer._learner.steps, 0
 

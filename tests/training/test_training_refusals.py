@@ -10,8 +10,9 @@ import scripted_runs as runs
 import small_run
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import sharding
-from anysearch_jax.training import placement, validation
+from anysearch_jax.training import placement
 
 PPO = {"objective.advantage": "gae"}
 # `curriculum` as the paper's: 100 steps of five levels, then 400.
@@ -120,7 +121,7 @@ def changed(values, config=small_run.CONFIG):
 )
 def test_configurations_that_cannot_run_are_refused(values, sentence):
   with pytest.raises(ValueError, match=re.escape(sentence)):
-    validation.validate(changed(values))
+    systems.validate(changed(values))
 
 
 @pytest.mark.parametrize(
@@ -140,16 +141,16 @@ def test_configurations_that_cannot_run_are_refused(values, sentence):
   ],
 )
 def test_configurations_that_can_run_are_accepted(values):
-  validation.validate(changed(values))
+  systems.validate(changed(values))
 
 
 def test_several_processes_sample_ahead_by_servers_only():
   ahead = runs.at_level(1)
   with pytest.raises(ValueError, match="found 1 in 2 processes with engine.k"):
-    validation.validate(ahead, processes=2)
-  validation.validate(runs.at_level(0), processes=2)
+    systems.validate(ahead, processes=2)
+  systems.validate(runs.at_level(0), processes=2)
   served = {"kind": "sglang"}, {"urls": ("http://127.0.0.1:1",)}
-  validation.validate(
+  systems.validate(
     config_lib.changed(ahead, engine=served[0], sglang=served[1]), processes=2
   )
 

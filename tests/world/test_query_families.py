@@ -31,6 +31,7 @@ SEARCH = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)
 # As in the world's first version: all words of a query count.
 UNREAD = lexical.LexicalRetriever(WORLD.corpus)
 SHORTCUT = ("later", "e r a v")
+_SHOWN = re.compile(r"</search>\s*(?:<information>(.*?)</information>)?", re.S)
 WORDS = ("e", "r", "a", "v", "R", "A", "m", "confirmed", "also")
 FAMILIES = [
   SHORTCUT,
@@ -204,10 +205,10 @@ def test_a_played_evaluation_charges_and_shows_the_same(tmp_path, search):
 
     def say(request, context, family=family):
       prompt = expert_policy._PROMPT.search(context)
-      turns = agent(prompt[3], int(prompt[2]), *family)
+      turns = agent(prompt[2], int(prompt[1]), *family)
       act, said = next(turns)
-      for shown in expert_policy._AFTER_SEARCH.findall(context, prompt.end()):
-        act, said = turns.send(expert_policy._passages(shown))
+      for shown in _SHOWN.findall(context, prompt.end()):
+        act, said = turns.send(expert_policy.passages_of(shown))
       return f"<think> </think> <{act}> {said} </{act}>"
 
     player = harness.Player(expert_policy.ScriptedEngine(say, codec), codec)

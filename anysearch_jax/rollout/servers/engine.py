@@ -7,8 +7,7 @@ a turn ends, as the in-process engine does, because a server's own search for
 stop texts misses some.
 
 Where adapters are trained and servers can load them, the base is loaded once
-and each version is an adapter. An episode then keeps the version of its first
-turn while servers hold that, and a turn has tokens of one version.
+and each version is an adapter. A turn then has tokens of one version.
 
 Each turn has a seed of its own by `types.Address`. Only servers that sample
 deterministically follow it; others sample anew each time.
@@ -59,7 +58,6 @@ class ServersEngine:
     sampling: how tokens are drawn, unless a request says otherwise.
     seed: of the run, part of the seeds of all turns.
     dtype: of the weights in the folders that the servers load.
-    async_level: of the run, for the number of adapters that servers hold.
     records: whether turns have the experts that their tokens chose.
 
   Attributes:
@@ -84,7 +82,6 @@ class ServersEngine:
     sampling: config_lib.SamplingConfig,
     seed: int = 0,
     dtype: Any = jnp.bfloat16,
-    async_level: int = 0,
     records: bool = False,
   ):
     # Keep no reference to the weights: the servers hold their own copy.
@@ -104,11 +101,8 @@ class ServersEngine:
     # before `_current` are no longer served.
     self._handed: list[weights_lib.Sampled] = []
     self._current = 0
-    # With adapters: their base, when it is written; what each episode began
-    # with; the turns that run.
+    # With adapters: their base, when it is written, and the turns that run.
     self._base: weights_lib.Weights | None = None
-    self._held_adapters = weights_lib.held_adapters(async_level)
-    self._began: dict[types.Address, weights_lib.Sampled] = {}
     self._running: Counter[str] = Counter()
     urls = (config.gateway,) if config.gateway else config.urls
     self._folder = weights_lib.folder(config.weights, urls)
@@ -201,7 +195,7 @@ class ServersEngine:
       return paths
 
     older = [x.adapter for x in self._handed if x.adapter]
-    recent = older[1 - self._held_adapters :]
+    recent = older[1 - weights_lib.HELD_ADAPTERS :]
     running = [a for a in older if self._running[a.name] and a not in recent]
     adapters = (*running, *recent, weights_lib.Adapter(name, path))
     self._hand_over(base._replace(adapters=adapters), version, write)
@@ -261,11 +255,6 @@ class ServersEngine:
       raise
     self._current = len(self._handed) - 1
     self._base = weights._replace(adapters=()) if weights.adapters else None
-    kept = {adapter.name for adapter in weights.adapters}
-    # The event loop's thread adds to them meanwhile.
-    for address, began in list(self._began.items()):
-      if began.adapter and began.adapter.name not in kept:
-        self._began.pop(address, None)
     self._clean(weights)
     self.counters["handover_ms"] += round(1000 * (time.monotonic() - started))
 
@@ -285,8 +274,7 @@ class ServersEngine:
     )
 
   def release(self, address: types.Address) -> None:
-    """Forgets the adapter of an episode; servers evict prefixes themselves."""
-    self._began.pop(address, None)
+    """Forgets an episode; servers evict prefixes themselves."""
     self._chosen.pop(address, None)
     self._fleet.leave(address)
 
@@ -360,8 +348,6 @@ class ServersEngine:
     """Samples a turn on a server."""
     first = self._current
     sampled = self._handed[first]
-    if sampled.adapter:
-      sampled = self._began.setdefault(request.address, sampled)
     name = sampled.adapter.name if sampled.adapter else ""
     self._running[name] += 1
     recorded = self._recorded_experts(request)
@@ -393,7 +379,6 @@ class ServersEngine:
     except types.EngineError as error:
       if not sampled.is_refused_by(error):
         raise
-      self._began.pop(request.address, None)
       raise server_lib.UnansweredError(str(error)) from None
     finally:
       self._running[name] -= 1

@@ -9,8 +9,8 @@ A turn depends only on its context. A lost turn is therefore sampled again from
 its beginning, by another server or by the same one after it recovers, and its
 episode continues. If no server is up, turns wait for one.
 
-A question goes to the server with the fewest questions for its speed and stays
-there while that is up, because it has the prefix in its cache. Servers are
+A question goes to the server with the fewest questions and stays there while
+that is up, because it has the prefix in its cache. Servers are
 named one by one, or a gateway lists them (`smg --enable-rl`), from which they
 come and go. With a router, turns go to its address, and it chooses; everything
 else is still asked of each server. A server that must not sample then serves
@@ -33,10 +33,9 @@ from typing import Any, TypeVar
 
 from anysearch_jax import types
 from anysearch_jax.host import redaction
-from anysearch_jax.rollout.servers import member as member_lib
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import weights as weights_lib
-from anysearch_jax.rollout.servers.member import Member, State
+from anysearch_jax.rollout.servers.member import Member
 
 T = TypeVar("T")
 
@@ -68,11 +67,10 @@ class Fleet:
     router: address that turns go to; "": they go to the servers.
     run: the run's part of the names of weights.
     wait: seconds that turns and new weights wait while no server is up.
-    counters: counts each change to a state as `server_<state>`, turns that were
+    counters: counts changes as `server_up` and `server_down`, turns that were
       sampled again as `failovers`, and waits for a server as `waits`. For each
       server, `server/<host:port>/` has its `turns`, their `tokens` and `ms`,
-      `failures`, and turns that were `degenerate` (one token repeated) or
-      `not_finite`.
+      `failures`, and turns that were `not_finite`.
 
   Attributes:
     members: the servers, with their states.
@@ -142,7 +140,7 @@ class Fleet:
       )
     for member in self.members:
       if member in contexts:
-        member.state = State.UP
+        member.is_up = True
         member.reason = ""
       self._begin(member, self._watch(member))
     if self._gateway:
@@ -254,37 +252,46 @@ class Fleet:
     """Returns the other servers that are up."""
     return [m for m in self.members if m.samples and m is not member]
 
-  def _enter(
-    self, member: Member, state: State, why: str | Exception = ""
+  def _rise(self, member: Member) -> None:
+    """Notes that a server is up; logs and counts a change."""
+    member.reason = ""
+    if not member.is_up:
+      member.is_up = True
+      self._note_change(member, "up")
+
+  def _fall(
+    self, member: Member, why: str | Exception, *, cuts: bool = True
   ) -> None:
-    """Sets the state of a server; logs and counts a change.
+    """Notes that a server is down; logs and counts a change.
 
     It also logs why a server refuses, once.
+
+    Args:
+      member: the server.
+      why: the reason, for messages.
+      cuts: whether its turns go to other servers.
     """
-    before = member.state
-    before_reason = member.reason
-    reason = str(why)
-    member.state = state
-    member.reason = reason
-    if state is before:
-      is_silent = isinstance(why, str | server_lib.UnansweredError)
-      if reason != before_reason and not is_silent:
-        _log.warning("Server %s: %s", member.server.url, reason)
-      return
-    self._counters[f"server_{state.name.lower()}"] += 1
-    _log.warning(
-      "Server %s was %s and is %s; %d of %d are up%s",
-      member.server.url,
-      before.value,
-      state.value,
-      sum(m.state is State.UP for m in self.members),
-      len(self.members),
-      f": {reason}" if reason else ".",
-    )
-    if before is State.UP:
-      member.doubted.set()
-    if state is State.DOWN:
+    is_new = str(why) != member.reason
+    member.reason = str(why)
+    if cuts:
       member.cut()
+    if member.is_up:
+      member.is_up = False
+      member.doubted.set()
+      self._note_change(member, "down")
+    elif is_new and not isinstance(why, str | server_lib.UnansweredError):
+      _log.warning("Server %s: %s", member.server.url, why)
+
+  def _note_change(self, member: Member, state: str) -> None:
+    self._counters[f"server_{state}"] += 1
+    _log.warning(
+      "Server %s is %s; %d of %d are up%s",
+      member.server.url,
+      state,
+      sum(m.is_up for m in self.members),
+      len(self.members),
+      f": {member.reason}" if member.reason else ".",
+    )
     self._tell()
 
   def _tell(self) -> None:
@@ -311,29 +318,27 @@ class Fleet:
     for member in self.members:
       if member.server.url == url:
         member.aside = True
-        member.recent.clear()
-        self._enter(
-          member,
-          State.DOWN,
-          f"it is put aside until it is restarted, because {reason}.",
+        self._fall(
+          member, f"it is put aside until it is restarted, because {reason}."
         )
 
   async def _watch(self, member: Member) -> None:
     """Checks a server, rarely while it is up and often while it is not."""
     tries = 0
     while True:
-      is_up = member.state is State.UP
-      pause = _LOOK_SECONDS if is_up else server_lib.pause_seconds(tries)
+      pause = server_lib.pause_seconds(tries)
+      if member.is_up:
+        pause = _LOOK_SECONDS
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(pause):
           await member.doubted.wait()
       is_doubted = member.doubted.is_set()
       member.doubted.clear()
       is_used = member.turns or (self._router and self._router.turns)
-      if member.state is State.UP and not (is_doubted or is_used or self._lent):
+      if member.is_up and not (is_doubted or is_used or self._lent):
         continue
       await self._look(member)
-      tries = 0 if member.state is State.UP else tries + 1
+      tries = 0 if member.is_up else tries + 1
 
   async def _look(self, member: Member) -> None:
     """Checks a server, and loads the current weights if it serves others."""
@@ -342,8 +347,8 @@ class Fleet:
     try:
       await self._settle(member)
     except (types.EngineError, OSError) as error:
-      state = State.SUSPECT if member.state is State.UP else State.DOWN
-      self._enter(member, state, error)
+      # One late answer costs no turns.
+      self._fall(member, error, cuts=not member.is_up)
 
   # Turns.
 
@@ -358,7 +363,7 @@ class Fleet:
     member = next((m for m in up if place in m.places), None)
     if member is None:
       episodes = [m.places.pop(place, set()) for m in self.members]
-      member = member_lib.choose(up)
+      member = min(up, key=lambda m: len(m.places))
       member.places[place] = set().union(*episodes)
     member.places[place].add(address)
     return member
@@ -403,10 +408,12 @@ class Fleet:
       try:
         async with member.turn(deadline):
           generation = await turn(member.server)
-        self._count(member, **member.note_turn(generation, clock() - started))
-        if not self._router:
-          if why := member.degeneration(self._others(member)):
-            await self.put_aside(member.server.url, why)
+        self._count(
+          member,
+          turns=1,
+          tokens=len(generation.token_ids),
+          ms=round(1000 * (clock() - started)),
+        )
         return dataclasses.replace(generation, server=member.server.url)
       except server_lib.NotFiniteError as broken:
         error = broken
@@ -425,8 +432,9 @@ class Fleet:
           for suspect in self.members:
             suspect.doubted.set()
           await asyncio.sleep(server_lib.pause_seconds(move))
-        elif member.state is State.UP:
-          self._enter(member, State.SUSPECT, str(error))
+        elif member.is_up:
+          # A check tells whether its other turns are lost too.
+          self._fall(member, str(error), cuts=False)
     raise error
 
   def _count(self, member: Member, **counts: int) -> None:
@@ -444,7 +452,7 @@ class Fleet:
     """
     self._lent = True
     await self._ask_each(
-      [m for m in self.members if m.state is not State.DOWN or m.aside],
+      self.members,
       self._settle,
       note=" It may still hold the memory that training needs.",
     )
@@ -473,7 +481,7 @@ class Fleet:
     self.present = weights
     if self._lent:
       return
-    members = [m for m in self.members if m.state is not State.DOWN]
+    members = [m for m in self.members if m.is_up]
     try:
       await self._ask_each(
         members, lambda m: self._settle(m, handing_over=True)
@@ -518,7 +526,7 @@ class Fleet:
       except types.EngineError:
         return None
 
-    asked = [m for m in self.members if m.state is not State.DOWN]
+    asked = [m for m in self.members if m.is_up]
     answers = await self._ask_each(asked, score)
     scores = {m.server.url: s for m, s in answers.items() if s is not None}
     self._counters["unscored"] += len(self.members) - len(scores)
@@ -543,7 +551,7 @@ class Fleet:
     failures = []
     for member, outcome in zip(members, outcomes, strict=True):
       if isinstance(outcome, server_lib.UnansweredError):
-        self._enter(member, State.DOWN, f"{outcome}{note}")
+        self._fall(member, f"{outcome}{note}")
       elif isinstance(outcome, BaseException):
         failures.append(outcome)
       else:
@@ -576,7 +584,7 @@ class Fleet:
           await self._hide(server, name)
         return
       member.aside = False
-      may_differ = member.state is State.DOWN or (self._lent and not is_ours)
+      may_differ = not member.is_up or (self._lent and not is_ours)
       if may_differ and not (self._lent and is_away):
         if (longest := await server.ready()) < self._max_context:
           raise types.EngineError(
@@ -595,11 +603,11 @@ class Fleet:
       elif weights:
         why = await self._difference(server, name, weights)
         if why:
-          self._enter(member, State.DOWN, why)
+          self._fall(member, why)
         if why or may_differ:
           await self._admit(server, weights, loads=bool(why))
       if self.present is weights:  # Otherwise others follow.
-        self._enter(member, State.UP)
+        self._rise(member)
 
   async def _difference(
     self, server: server_lib.Server, name: str, weights: weights_lib.Weights

@@ -467,14 +467,14 @@ class Server(abc.ABC):
     self, path: str, body: Json, *, deadline: float | None = None
   ) -> Json:
     """Returns the object that answers `body`; the default deadline is short."""
-    answer = await self.ask("POST", path, lambda: body, deadline=deadline)
+    answer = await self.ask("POST", path, body, deadline=deadline)
     return self._object(answer)
 
   async def ask(
     self,
     method: str,
     path: str,
-    body: Callable[[], Json | None] = lambda: None,
+    body: Json | None = None,
     *,
     deadline: float | None = None,
     repeat: bool = True,
@@ -484,7 +484,7 @@ class Server(abc.ABC):
     Args:
       method: of HTTP.
       path: after the server's address.
-      body: makes the JSON of each try.
+      body: its JSON, if it has one.
       deadline: seconds for all tries; None: few.
       repeat: whether it may be sent again after a connection was there.
 
@@ -523,12 +523,12 @@ class Server(abc.ABC):
     self,
     method: str,
     url: str,
-    body: Callable[[], Json | None],
+    body: Json | None,
     repeat: bool,
   ) -> httpx2.Response:
     """Sends a request once; raises _PassingError if it may be sent again."""
     try:
-      response = await self._client.request(method, url, json=body())
+      response = await self._client.request(method, url, json=body)
     except httpx2.TransportError as error:
       quoted = self._redact.quote(str(error), _LONGEST_ERROR)
       text = f"{type(error).__name__}: {quoted}".rstrip(": ")

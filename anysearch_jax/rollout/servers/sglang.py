@@ -45,18 +45,15 @@ def adapter_modules(targets: Sequence[str]) -> list[str]:
   return [f"{target}_proj" for target in targets]
 
 
-def adapter_flags(
-  rank: int, targets: Sequence[str], *, async_level: int
-) -> list[str]:
+def adapter_flags(rank: int, targets: Sequence[str]) -> list[str]:
   """Returns the flags of a server that loads these adapters.
 
   Args:
     rank: of the adapters.
     targets: those of `lora.targets`.
-    async_level: of the run, for the number of adapters that servers hold.
   """
   # One is for requests to the base: /health.
-  slots = weights_lib.held_adapters(async_level) + 1
+  slots = weights_lib.HELD_ADAPTERS + 1
   return [
     "--enable-lora",
     "--max-lora-rank",
@@ -418,7 +415,7 @@ class SglangServer(server.Server):
 
   async def _change_memory(self, change: str, tags: Sequence[str]) -> None:
     path = f"/{change}_memory_occupation"
-    await self.ask("POST", path, lambda: {"tags": tags}, repeat=False)
+    await self.ask("POST", path, {"tags": tags}, repeat=False)
 
   async def loaded_adapters(self) -> set[str]:
     models = (await self.get("/v1/models")).get("data")

@@ -21,6 +21,9 @@ from anysearch_jax import types
 from anysearch_jax.rollout.servers import delta
 
 ADAPTER_FILE = "adapter_model.safetensors"
+# Adapters that servers hold besides those with running turns: the newest, and
+# the one before it, for turns that begin during a hand-over.
+HELD_ADAPTERS = 2
 _RAM = pathlib.Path("/dev/shm")
 # The name of a server's weights ends so while their memory is released, while
 # they are not yet compared, or when its turns must not count.
@@ -88,15 +91,6 @@ class Weights(NamedTuple):
     """Returns what samples the newest version."""
     newest = self.adapters[-1] if self.adapters else None
     return Sampled(self.name, version, newest)
-
-
-def held_adapters(async_level: int) -> int:
-  """Returns how many adapters servers hold, besides those with running turns.
-
-  One for each version that the staleness bound allows; at least two, for turns
-  that begin during a hand-over.
-  """
-  return max(async_level, 1) + 1
 
 
 def released_name(run: str) -> str:

@@ -1,23 +1,32 @@
-"""A scripted expert of the generated world.
+r"""A scripted expert of the generated world, which made its warm start.
 
-It writes the turns of an episode, word by word. A thought is a sequence of
-clauses that end in `;`: the result of the search (`found v`, `nothing`,
-`conflict`), the fact needed next (`need e r`) and, without a search for it,
-`recall v` or `guess v`. With the scaffold a thought begins with two more:
-whether the information suffices, and how much budget is left (the paper's
-dual-factor analysis).
+    python -m launch.evaluate --config=configs/quickstart.py \
+        --scripted=research/expert.py:play --output=runs/expert
+
+Its accuracy is what imitation can reach. It writes the turns of an episode,
+word by word. A thought is a sequence of clauses that end in `;`: the result of
+the search (`found v`, `nothing`, `conflict`), the fact needed next (`need e r`)
+and, without a search for it, `recall v` or `guess v`. With the scaffold a
+thought begins with two more: whether the information suffices, and how much
+budget is left (the paper's dual-factor analysis).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from anysearch_jax import types
-from anysearch_jax.world import world as world_lib
+import anysearch_jax as aj
+
+_FACTS = aj.generated_world
+_PROMPT = re.compile(r"(guide )?budget (\d+) question (.*? \?)")
+_AFTER_SEARCH = re.compile(
+  r"</search>\s*(?:<information>(.*?)</information>)?", re.S
+)
 
 _AMPLE = 3  # From this remaining budget on, the scaffold calls it ample.
 
@@ -74,7 +83,7 @@ class ExpertConfig:
   change_slope: float = 0.0
   slack_slope: float = 0.0
 
-  def strategy(self, world: world_lib.World) -> Strategy:
+  def strategy(self, world: aj.World) -> Strategy:
     """Returns these probabilities as a function of the situation."""
 
     def chance(situation: Situation) -> float:
@@ -130,8 +139,8 @@ class Turn(NamedTuple):
     self.words.append(word)
 
 
-Turns = Generator[Turn, Sequence[types.Passage] | None, None]
-_Value = Generator[Turn, Sequence[types.Passage] | None, str]
+Turns = Generator[Turn, Sequence[aj.Passage] | None, None]
+_Value = Generator[Turn, Sequence[aj.Passage] | None, str]
 
 
 class Expert:
@@ -148,9 +157,9 @@ class Expert:
 
   def __init__(
     self,
-    question: types.Question,
+    question: aj.Question,
     *,
-    world: world_lib.World,
+    world: aj.World,
     budget: int,
     scaffold: bool,
     config: ExpertConfig,
@@ -191,7 +200,7 @@ class Expert:
     """Finds, recalls or guesses one value."""
     config, world = self._config, self._world
     memory = world.recall(entity, relation)
-    alternative = world_lib.RELATIONS[world_lib.INDEX[relation]].alternative
+    alternative = _FACTS.RELATIONS[_FACTS.INDEX[relation]].alternative
     candidates = world.objects(relation)
     known = memory is not None
     chance = self._wants("known" if known else "unknown")
@@ -210,9 +219,9 @@ class Expert:
         self._open(sufficient=False)
         chance = 0.0
         continue
-      verdict = need == world_lib.VERDICT
+      verdict = need == _FACTS.VERDICT
       wordings = (wording,) if verdict else (relation, alternative)
-      values = values_of(passages, entity, wordings)
+      values = aj.world_agents.values_of(passages, entity, wordings)
       self._open(sufficient=last and len(values) == 1)
       if len(values) == 1:
         self._turn.clause(("found", "found"), (values[0], "copy"))
@@ -222,7 +231,7 @@ class Expert:
       elif values:
         self._turn.clause(("conflict", "conflict"))
         candidates = values
-        need = wording = world_lib.VERDICT
+        need = wording = _FACTS.VERDICT
         chance = self._wants("conflict")
       else:
         self._turn.clause(("nothing", "nothing"))
@@ -256,7 +265,7 @@ class Expert:
 
   def _search(
     self, entity: str, wording: str, kind: str
-  ) -> Generator[Turn, Sequence[types.Passage] | None, Sequence | None]:
+  ) -> Generator[Turn, Sequence[aj.Passage] | None, Sequence | None]:
     """Ends the turn with a search; returns its passages, None if refused."""
     self._turn.write("</think>", kind)
     self._turn.words.extend(("<search>", entity, wording, "</search>"))
@@ -275,13 +284,40 @@ class Expert:
     return bool(self._rng.random() < p)
 
 
-def values_of(
-  passages: Sequence[types.Passage], entity: str, wordings: Sequence[str]
-) -> list[str]:
-  """Returns the distinct values of `entity` in passages with these wordings."""
-  values: dict[str, None] = {}
-  for passage in passages:
-    wording, value, *_ = passage.text.split()
-    if passage.title == entity and wording in wordings:
-      values[value] = None
-  return list(values)
+def play(config: aj.ExperimentConfig, source: Any) -> aj.Player:
+  """Returns the expert of a source's world, for `--scripted`.
+
+  The engine keeps no state between turns: in each turn it replays the episode
+  from the context, with the same random numbers.
+  """
+  del config
+  codec = aj.Tokenizer(aj.world_tokenizer(source.world))
+
+  def say(request: aj.GenerateRequest, context: str) -> str:
+    prompt = _PROMPT.search(context)
+    if prompt is None:
+      raise ValueError(
+        f"Found the context {context[:80]!r}, expected the prompt of a "
+        "question of the world (episode.prompts 'world')."
+      )
+    turns = Expert(
+      aj.Question("", prompt[3], ()),
+      world=source.world,
+      budget=int(prompt[2]),
+      scaffold=bool(prompt[1]),
+      config=SCAFFOLDED if prompt[1] else PLAIN,
+      rng=np.random.default_rng(request.address[:4]),
+    ).turns()
+    said = " ".join(next(turns).words)
+    for searched in _AFTER_SEARCH.finditer(context, prompt.end()):
+      if said not in context:
+        raise aj.EngineError(
+          "Found a turn that the scripted expert did not write; it can "
+          "continue only its own episodes, so they cannot branch."
+        )
+      shown = searched[1]
+      passages = None if shown is None else aj.world_agents.passages_of(shown)
+      said = " ".join(turns.send(passages).words)
+    return said
+
+  return aj.Player(aj.world_agents.ScriptedEngine(say, codec), codec)
