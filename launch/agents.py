@@ -49,14 +49,15 @@ def prepare(
   """Checks what an agent is made of.
 
   Call `jax_setup.configure` before. The configuration gets room for the answer,
-  see `agent.with_answer_room`. With `allow_cpu` a policy of full size may be
+  see `loading.with_answer_room`. With `allow_cpu` a policy of full size may be
   played on a CPU. Raises ValueError if the policy or the configuration cannot
   be used.
   """
 
-  from anysearch_jax.methods import systems  # Imports JAX.
+  from anysearch_jax.agent import loading  # Imports JAX.
+  from anysearch_jax.methods import systems
 
-  config = agent_lib.with_answer_room(config)
+  config = loading.with_answer_room(config)
   systems.validate(config, trains=False, samples=chosen.local)
   source, known = None, list[types.Question]()
   if config.data.source == "world":

@@ -1,13 +1,11 @@
 r"""Prepares questions for training and evaluation from published data sets.
 
     python -m launch.prepare_data --folder=flashrag --output=data/qa
-    python -m launch.prepare_data --hub=RUC-NLPIR/FlashRAG_datasets \
-        --revision=COMMIT --output=data/qa
     python -m launch.prepare_data --input=nq:train=NQ-open.train.jsonl \
         --input=hotpotqa:dev=hotpot_dev_distractor_v1.json --output=data/qa \
         --mix=nq
 
-The first two commands are the paper's setup: training on a mix of NQ and
+The first command is the paper's setup: training on a mix of NQ and
 HotpotQA, and seven evaluation sets. The folder contains
 `<dataset>/<split>.jsonl` or `<dataset>_<split>.jsonl` (with any suffix that
 --input accepts). An input is `DATASET:SPLIT=FILE`, `DATASET:SPLIT:FORMAT=FILE`
@@ -45,13 +43,11 @@ _INPUT = re.compile(r"([\w.-]+):(\w+)(?::(\w+))?=(.+)")
 def define_flags() -> None:
   flags.DEFINE_multi_string("input", [], "See the module.")
   flags.DEFINE_string("folder", None, "Of files named by dataset and split.")
-  flags.DEFINE_string("hub", None, "Dataset of the Hugging Face hub.")
-  flags.DEFINE_string("revision", None, "Of --hub: commit, tag or branch.")
   flags.DEFINE_list(
     "sets",
     None,
-    "Of --folder and --hub, as nq_train,nq_test; with --folder, `all` is all "
-    "that it has. Default: the paper's (those of them that a folder has).",
+    "Of --folder, as nq_train,nq_test; `all` is all that it has. Default: the "
+    "paper's (those of them that the folder has).",
   )
   flags.DEFINE_string("output", None, "Folder.", required=True)
   flags.DEFINE_list(
@@ -95,17 +91,11 @@ def run(f: flags.FlagValues) -> str:
   Returns:
     A table of the questions read, kept and dropped, as text.
   """
-  if bool(f.hub) != bool(f.revision):
-    raise ValueError("--hub and --revision go together; name a commit.")
-  if not (f.input or f.folder or f.hub):
-    raise ValueError("Found nothing to read; name --folder, --hub or --input.")
+  if not (f.input or f.folder):
+    raise ValueError("Found nothing to read; name --folder or --input.")
   inputs = [_parse_input(text) for text in f.input]
   if f.folder:
     inputs += _find(pathlib.Path(f.folder), f.sets)
-  origin: dict[str, Any] = {}
-  if f.hub:
-    found, origin = fetch(f.hub, f.revision, f.sets)
-    inputs += found
   settings = preparing.Settings(
     mix=tuple(map(preparing.dataset_name, filter(None, f.mix or ()))),
     seed=f.seed,
@@ -120,7 +110,6 @@ def run(f: flags.FlagValues) -> str:
     settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
   manifest = {
     "settings": dataclasses.asdict(settings),
-    **origin,
     "inputs": listed,
     **read,
   }
@@ -241,38 +230,6 @@ def _find(
       f"expected {', '.join(wanted)}, or others named by --sets."
     )
   return found
-
-
-def fetch(
-  repository: str, revision: str, sets: Sequence[str] | None
-) -> tuple[list[preparing.Input], dict]:
-  """Downloads `<dataset>/<split>.jsonl` of a repository.
-
-  Returns:
-    The inputs, and their origin for the manifest.
-
-  Raises:
-    ValueError: a set is unknown, or the hub does not provide it.
-  """
-  if tuple(sets or ()) == ("all",):
-    raise ValueError(
-      "--sets: found all with --hub, expected the names of sets, as "
-      "nq_train,nq_test: only a folder is listed."
-    )
-  wanted = []
-  for name in sets or PAPER:
-    dataset, _, split = name.rpartition("_")
-    # Checks the name. The path keeps the hub's spelling, which may differ.
-    preparing.dataset_name(dataset)
-    wanted.append((dataset, preparing.split_name(split)))
-  names = [f"{dataset}/{split}.jsonl" for dataset, split in wanted]
-  commit, paths = files.downloaded(repository, revision, names)
-  inputs = [
-    preparing.Input(path, preparing.dataset_name(dataset), split)
-    for path, (dataset, split) in zip(paths, wanted, strict=True)
-  ]
-  named = {"repository": repository, "revision": revision}
-  return inputs, {"hub": named | {"commit": commit, "files": names}}
 
 
 def _table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:

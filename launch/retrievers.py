@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings
-from anysearch_jax.host import counting, json_files, loop, plugins
+from anysearch_jax.host import counting, json_files, plugins
 from anysearch_jax.launch import parts
 from anysearch_jax.retrieval import requests as requests_lib
 
@@ -274,35 +274,6 @@ def own(
     )
   identity = {"kind": "own", "name": name, "sha256": loaded.sha256}
   return made, identity | {"of": requests_lib.identity(made)}
-
-
-class Served:
-  """A retriever of one's own as a `service.Search`: from a thread, with texts.
-
-  `own` makes it, which is given the default configuration.
-  """
-
-  def __init__(self, name: str):
-    config = config_lib.ExperimentConfig()
-    self._retriever, self.identity = own(name, config, setting="--retriever")
-    self.described: dict[str, Any] = {"backend": "own", "corpus_size": 0}
-
-  def __len__(self) -> int:
-    """Returns 0: nobody knows how many passages it can find."""
-    return 0
-
-  def search(
-    self, queries: Sequence[str], k: int
-  ) -> list[Sequence[types.Passage]]:
-    """Returns at most `k` passages for each query; raises what a query met."""
-    asked = [types.SearchRequest(query, k) for query in queries]
-    found = loop.run(requests_lib.answers(self._retriever, asked))
-    answers: list[Sequence[types.Passage]] = []
-    for answer in found:
-      if isinstance(answer, Exception):
-        raise answer
-      answers.append(answer[:k])
-    return answers
 
 
 def _opened(c: config_lib.RetrievalConfig) -> Any:

@@ -12,7 +12,6 @@ import functools
 import math
 import os
 import pathlib
-import re
 import shutil
 import statistics
 import tempfile
@@ -43,15 +42,14 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.retrieval import recording
 from anysearch_jax.rollout import episode
-from anysearch_jax.rollout.jax_engine import kv_memory, turn
+from anysearch_jax.rollout.jax_engine import turn
 from anysearch_jax.rollout.servers import fleet as fleet_lib
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
-from anysearch_jax.training import placement
+from anysearch_jax.training import placement, validation
 
 _QUERIES = 10
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
@@ -86,7 +84,6 @@ class Checks:
       yield "texts", lambda: texts(self._policy[1], self.config)
       yield "mesh", self.mesh
       yield "accelerator", lambda: accelerated(self._policy[0])
-      yield "memory", self.memory
       yield "disk", self.disk
       if served:
         yield "weights", self.handed_over
@@ -140,87 +137,37 @@ class Checks:
     placement.check(self._policy[0], config)
     return ok(f"{m} fits this process")
 
-  def memory(self) -> Iterator[Finding]:
-    """Compares the minimum memory of a device with what the device has."""
-    config, m = self.config, self.config.mesh
-    takes = footprint(self._policy[0], config)
-    apart = bool(m.rollout) and not set(m.rollout) & set(m.trainer)
-    least = max(takes.trained, takes.sampled) if apart else takes.shared
-    has, free, where = device_memory(), available_memory(), "a device"
-    if has is None:
-      has, where = free, "free RAM"
-      least *= m.size // m.data  # All shards share the RAM.
-    said = f"at least {size(least)}, before activations"
-    if has is None:
-      yield warning(
-        f"{said}; the memory of this machine is not reported",
-        "ask launch.plan with a --target.",
-      )
-    elif least > has:
-      yield problem(
-        f"{said}; {where} has {size(has)}",
-        "cut the policy over more devices (mesh.fsdp, mesh.tensor), train "
-        "adapters (lora.rank; with experts lora.targets=q,k,v,o) or keep a "
-        "smaller KV cache (engine.kv_tokens); "
-        "launch.plan says exactly.",
-      )
-    else:
-      yield ok(f"{said}; {where} has {size(has)}")
-    in_ram = config.engine.kind == "sglang" and not config.sglang.weights
-    beside = takes.handed if in_ram else 0
-    if free is not None and takes.checkpoint + beside > free:
-      held = f", beside {size(beside)} for SGLang," if beside else ""
-      yield warning(
-        f"a checkpoint is {size(takes.checkpoint)} and goes through RAM"
-        f"{held or ','} of which {size(free)} are free",
-        "end other processes, or train on more hosts.",
-      )
-
   def disk(self) -> Finding:
     """Checks the space for checkpoints, the export and trajectories."""
-    takes = footprint(self._policy[0], self.config)
     there = sum(
       path.stat().st_size
       for path in (self.folder / "checkpoints").rglob("*")
       if path.is_file()
     )
-    needed = max(takes.disk - there, 0)
-    free = shutil.disk_usage(_nearest(self.folder)).free
-    said = (
-      f"the run writes up to {size(needed)} more (a checkpoint is "
-      f"{size(takes.checkpoint)}); {size(free)} are free"
+    return room(
+      self.folder,
+      footprint(self._policy[0], self.config).disk - there,
+      "name an --output with more room, or lower checkpoint.keep_last.",
     )
-    if needed > free:
-      return problem(
-        said, "name an --output with more room, or lower checkpoint.keep_last."
-      )
-    return ok(said)
 
   def handed_over(self) -> Finding:
     """Checks the space for the weights that SGLang servers read."""
     c = self.config.sglang
-    takes = footprint(self._policy[0], self.config).handed
-    where = _nearest(weights_lib.folder(c.weights, c.urls))
-    free = shutil.disk_usage(where).free
-    said = f"{where}: weights take {size(takes)}; {size(free)} free"
-    if takes > free:
-      return problem(
-        said,
-        "give it more (docker run --shm-size, mount -o remount,size=...), or "
-        "name another folder in sglang.weights.",
-      )
-    if not os.access(where, os.W_OK):
-      return problem(f"{where} cannot be written to", "name sglang.weights.")
-    return ok(said)
+    return room(
+      weights_lib.folder(c.weights, c.urls),
+      footprint(self._policy[0], self.config).handed,
+      "give it more (docker run --shm-size, mount -o remount,size=...), or "
+      "name another folder in sglang.weights.",
+    )
 
   def output(self) -> Finding:
     """Checks that this run, and no other, can write to the folder."""
-    nearest = _nearest(self.folder)
     if who := run_lock.holder(self.folder / run_lock.NAME):
       return problem(
         f"{self.folder}: {who} writes to it",
         "wait for it, or name another --output.",
       )
+    nearest = _nearest(self.folder)
     try:
       tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
@@ -314,24 +261,20 @@ def accelerated(a: architecture_lib.Architecture) -> Finding:
   return ok("the policy suits the devices")
 
 
-def available_memory() -> int | None:
-  """Returns the bytes of available RAM; None if the system does not say."""
-  try:
-    text = pathlib.Path("/proc/meminfo").read_text()
-  except OSError:
-    return None
-  match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
-  return int(match[1]) * 1024 if match else None
+def room(folder: pathlib.Path, needed: int, advice: str) -> Finding:
+  """Checks that a folder can be written to and has space.
 
-
-def device_memory() -> int | None:
-  """Returns the memory of the smallest local device; None if not reported."""
-  limits = [
-    (device.memory_stats() or {}).get("bytes_limit")
-    for device in jax.local_devices()
-    if device.platform != "cpu"
-  ]
-  return min((limit for limit in limits if limit), default=None)
+  Args:
+    folder: which may be missing.
+    needed: bytes that will be written there.
+    advice: what to do where they do not fit.
+  """
+  nearest = _nearest(folder)
+  free = shutil.disk_usage(nearest).free
+  space = f"{folder}: {size(max(needed, 0))} needed, {size(free)} are free"
+  if needed > free or not os.access(nearest, os.W_OK):
+    return problem(space, advice)
+  return ok(space)
 
 
 async def _server(server: server_lib.Server, max_context: int) -> Finding:
@@ -481,28 +424,29 @@ def _prompt(
       "no token ends a turn",
       "name eos_token_id in generation_config.json of the policy's folder.",
     )
+  environment = systems.of_episode(config.episode)
+  budget = config.curriculum.max_budget
+  validation.check_prompts(
+    [_QUESTION],
+    codec,
+    config=config.episode,
+    environment=environment,
+    max_budget=budget,
+  )
   text, ids = episode.prompt(
     _QUESTION,
-    budget=config.curriculum.max_budget,
+    budget=budget,
     scaffold=True,
-    environment=systems.of_episode(config.episode),
+    environment=environment,
     codec=codec,
   )
-  room = config.episode.max_context - len(ids)
   if _QUESTION.text not in text:
     yield problem(
       "the chat template leaves the question out of the prompt",
       "look at chat_template in the policy's folder.",
     )
-  elif room < 1:
-    yield problem(
-      f"the prompt takes {len(ids)} tokens of episode.max_context "
-      f"{config.episode.max_context}",
-      "raise episode.max_context (and engine.max_context, batch.row_lengths).",
-    )
   else:
-    template = "chat template" if codec.hf.chat_template else "no chat template"
-    yield ok(f"a prompt of {len(ids)} tokens ({template}), {room} left")
+    yield ok(f"a prompt of {len(ids)} tokens")
   if codec.hf.chat_template:
     after = codec.render(_QUESTION.text)[0].rpartition(_QUESTION.text)[2]
     closing = [t for t in codec.control_tokens if after.lstrip().startswith(t)]
@@ -518,7 +462,7 @@ def _prompt(
 
 
 class Footprint(NamedTuple):
-  """Bytes of a run.
+  """Bytes that a run writes; `launch.plan` says what its devices hold.
 
   Attributes:
     checkpoint: one checkpoint.
@@ -526,19 +470,12 @@ class Footprint(NamedTuple):
     disk: the run's folder: the most checkpoints that exist at a time, the
       export, and the recorded trajectories, if all have the maximum length.
     handed: the current weights, which SGLang servers read.
-    trained: each training device: weights, moments, gradients, reference.
-    sampled: each sampling device: weights and KV cache; 0 for SGLang.
-    shared: a device that does both; less than the sum of them where it takes
-      turns.
   """
 
   checkpoint: int
   export: int
   disk: int
   handed: int
-  trained: int
-  sampled: int
-  shared: int
 
 
 def footprint(
@@ -548,52 +485,22 @@ def footprint(
   a = lora.attach(a, config.lora)
   trained = weights.count(table.trainable_rows(a))
   base = weights.count(table.base_rows(a))
-  compute = jnp.dtype(config.compute_dtype).itemsize
   learned = trained
   if config.objective.has_critic:
     learned += weights.count(table.critic_rows(a))
   checkpoint = 3 * _MASTER * learned  # Weights and both moments.
-  keep, mesh, e = config.checkpoint, config.mesh, config.engine
-  c = config.curriculum
-  recorded = math.ceil(c.total_steps / c.steps_per_rollout / config.save_every)
+  keep = config.checkpoint
+  curriculum = config.curriculum
+  recorded = math.ceil(curriculum.rollouts / config.save_every)
   tokens = config.questions * config.group * config.episode.max_context
   export = base * jnp.dtype(keep.export_dtype).itemsize
-  frozen = 0
   if config.lora.rank:
     export += _MASTER * trained
-    frozen = base * jnp.dtype(config.lora.base_dtype).itemsize
-  elif config.objective.kl_coefficient or config.critic.reward_kl:
-    frozen = base * compute
-  shards = mesh.size // mesh.data
-  state = _MASTER * learned // shards  # Of masters, of a moment, of gradients.
-  trains = 4 * state + frozen // shards
-  policy = cache = 0
-  if e.kind == "jax":
-    # In float32 the engine may sample with the trained arrays themselves.
-    same = compute == _MASTER and not (mesh.rollout or config.lora.rank)
-    devices = len(mesh.rollout) or mesh.data * shards
-    copies = math.gcd(devices, a.kv_heads)
-    policy = 0 if same else base * compute // copies
-    stored = pages_lib.stored(e.kv_dtype, config.compute_dtype)
-    held = sum(kv_memory.tokens(e, a))
-    cache = round(pages_lib.token_bytes(a, stored) * held) // copies
-  if config.pipeline.async_level:
-    shared = trains + cache
-  else:
-    offloaded = {"none": 0, "moments": 2, "state": 3}[config.pipeline.offload]
-    shared = max(
-      trains + (0 if e.free_kv_while_training else cache),
-      # Gradients exist only while training.
-      trains - (1 + offloaded) * state + cache,
-    )
   return Footprint(
     checkpoint=checkpoint,
     export=export,
     disk=checkpoint * (keep.keep_last + keep.keep_best + 1)
     + export
     + (recorded + 1) * tokens * _TOKEN,
-    handed=base * compute,
-    trained=trains,
-    sampled=policy + cache,
-    shared=policy + shared,
+    handed=base * jnp.dtype(config.compute_dtype).itemsize,
   )

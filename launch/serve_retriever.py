@@ -2,9 +2,6 @@ r"""Serves an index over HTTP, for this project's client and for other clients.
 
     python -m launch.serve_retriever --index=indexes/e5 --port=8000
 
---retriever=path/to/file.py:NAME serves one of your own instead, such as a
-pipeline (docs/retrieval.md).
-
 Supports the protocol of Search-R1's server, its variant by AnySearch's authors,
 and the protocols of ZeroSearch and ReSearch; `retrieval/service/service.py`
 lists routes and errors. The server is ready when GET /health answers 200.
@@ -65,8 +62,7 @@ def serve(
 
 
 def define_flags() -> None:
-  flags.DEFINE_string("index", None, "Folder of the index.")
-  flags.DEFINE_string("retriever", None, "Or file.py:NAME, of your own.")
+  flags.DEFINE_string("index", None, "Folder of the index.", required=True)
   flags.DEFINE_string(
     "encoder", None, "The index's encoder, if it is not where it was."
   )
@@ -100,7 +96,15 @@ def main(argv) -> None:
   if f.token_variable is not None:
     token = http_calls.secret_in(f.token_variable, "the clients' token")
   jax_setup.configure(threads=f.threads, cache=f.cache, devices=f.devices)
-  index = _opened()
+  from anysearch_jax.host import platforms
+  from anysearch_jax.retrieval.index import opening
+
+  index = opening.open_index(
+    f.index,
+    encoder=f.encoder,
+    devices=platforms.accelerators(),
+    verify=f.verify,
+  )
   # A first search loads what it needs, so the first client need not wait.
   index.search(["ready"], limits.topk)
   if not token and not http_server.is_loopback(f.host):
@@ -117,30 +121,6 @@ def main(argv) -> None:
     token=token,
     grace=f.grace,
     hosts=f.hosts,
-  )
-
-
-def _opened() -> Any:
-  """Returns the index or the retriever that the flags name."""
-  f = flags.FLAGS
-  from anysearch_jax.host import platforms
-
-  if bool(f.index) == bool(f.retriever):
-    raise ValueError("expected either --index=FOLDER or --retriever=NAME.")
-  if f.retriever:
-    for name in ("encoder", "verify"):
-      if f[name].value:
-        raise ValueError(f"--{name}: found with --retriever, expected --index.")
-    from anysearch_jax.launch import retrievers
-
-    return retrievers.Served(f.retriever)
-  from anysearch_jax.retrieval.index import opening
-
-  return opening.open_index(
-    f.index,
-    encoder=f.encoder,
-    devices=platforms.accelerators(),
-    verify=f.verify,
   )
 
 

@@ -103,20 +103,6 @@ class Limits:
     return dataclasses.replace(config, max_generated=most, answer_room=room)
 
 
-def with_answer_room(
-  config: config_lib.ExperimentConfig,
-) -> config_lib.ExperimentConfig:
-  """Keeps an eighth of what the policy may write for its answer.
-
-  A configuration that has `episode.answer_room` is returned unchanged.
-  """
-  e = config.episode
-  if e.answer_room:
-    return config
-  room = max(1, min(e.max_generated, e.max_context) // 8)
-  return config_lib.changed(config, episode={"answer_room": room})
-
-
 class Agent(contextlib.AbstractContextManager["Agent"]):
   """Answers questions with a policy that searches under a budget.
 

@@ -10,7 +10,6 @@ import jax
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
@@ -31,7 +30,7 @@ def load(
   """Returns the arguments of an agent; see `agent.Agent.load`."""
   engine: Any
   if isinstance(policy, endpoints.Endpoint):
-    config = agent_lib.with_answer_room(config or endpoints.default_config())
+    config = with_answer_room(config or endpoints.default_config())
     searcher = searching.BatchingRetriever(_opened(retriever), config.search)
     opened = endpoints.opened(
       policy,
@@ -48,7 +47,7 @@ def load(
       config, of_run = default_config(a.max_context), folder.resolve().parent
       if stored := json_files.read(of_run / "config.json", missing={}):
         config = config_settings.from_dict(type(config), stored)
-    config = agent_lib.with_answer_room(config)
+    config = with_answer_room(config)
     searcher = searching.BatchingRetriever(_opened(retriever), config.search)
     loaded = hf.load(folder, mesh=sharding.rollout_mesh(config.mesh, a))
     engine = engines.make(loaded, config, seed=_SEED, trains=False)
@@ -62,6 +61,20 @@ def load(
     "scaffold": config.evaluation.scaffold,
     "close": engine.close,
   }
+
+
+def with_answer_room(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Keeps an eighth of what the policy may write for its answer.
+
+  A configuration that has `episode.answer_room` is returned unchanged.
+  """
+  e = config.episode
+  if e.answer_room:
+    return config
+  room = max(1, min(e.max_generated, e.max_context) // 8)
+  return config_lib.changed(config, episode={"answer_room": room})
 
 
 def default_config(max_context: int) -> config_lib.ExperimentConfig:

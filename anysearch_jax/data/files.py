@@ -1,4 +1,4 @@
-"""Reads question files as numbered rows, and downloads them from the hub.
+"""Reads question files as numbered rows.
 
 JSON lines, CSV, TSV (each also as `.gz`) and Parquet are streamed; a JSON array
 is loaded into memory.
@@ -12,9 +12,8 @@ import io
 import itertools
 import json
 import pathlib
-import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import IO, Any
 
 import pyarrow as pa
@@ -24,7 +23,6 @@ from anysearch_jax.data import formats
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
 
 
@@ -69,49 +67,6 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
     raise formats.DataError(
       f"{path}: {error}. Expected a whole file; copy it again."
     ) from error
-
-
-def downloaded(
-  repository: str, revision: str, names: Sequence[str]
-) -> tuple[str, list[pathlib.Path]]:
-  """Downloads files of one commit from the Hugging Face hub.
-
-  A full commit needs no network if its files are in the cache.
-
-  Args:
-    repository: `<owner>/<name>` of a dataset.
-    revision: commit, tag or branch.
-    names: paths in the repository.
-
-  Returns:
-    The commit, and the local paths of the files.
-
-  Raises:
-    formats.DataError: there is no network, or the repository, revision or file
-      does not exist.
-  """
-  import huggingface_hub
-
-  asked, commit, paths = f"revision {revision!r}", revision, []
-  try:
-    if not _COMMIT.fullmatch(revision):
-      info = huggingface_hub.HfApi().dataset_info(repository, revision=revision)
-      if info.sha is None:
-        raise ValueError("the hub named no commit.")
-      commit = info.sha
-    for asked in names:
-      path = huggingface_hub.hf_hub_download(
-        repository, asked, revision=commit, repo_type="dataset"
-      )
-      paths.append(pathlib.Path(path))
-  # The hub's errors share no narrower base class; the message names the cause.
-  except Exception as error:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    raise formats.DataError(
-      f"{repository}, {asked}: {lines[0]} Correct the name, or download the "
-      "files elsewhere and name their folder."
-    ) from error
-  return commit, paths
 
 
 def _open(path: pathlib.Path) -> IO[str]:

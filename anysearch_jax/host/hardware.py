@@ -1,8 +1,7 @@
 """Accelerators by name, with the numbers of their data sheets.
 
-Peaks are of dense bfloat16 matrix products. Bandwidths of links count one
-direction. The memory of a GPU is what CUDA reports, that of a TPU is what its
-compiler leaves to programs.
+Peaks are of dense bfloat16 matrix products. The memory of a GPU is what CUDA
+reports, that of a TPU is what its compiler leaves to programs.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ class Hardware:
   head_room: share of the memory that programs may use.
   flops: operations per second.
   memory_bandwidth: bytes per second.
-  link_bandwidth: bytes per second between the devices of a host or slice.
-  network_bandwidth: bytes per second between hosts; a TPU slice is one host.
   host_bandwidth: bytes per second between a device and its host's memory.
   source: where the numbers are from.
   """
@@ -34,8 +31,6 @@ class Hardware:
   head_room: float
   flops: float
   memory_bandwidth: float
-  link_bandwidth: float
-  network_bandwidth: float = 0.0
   host_bandwidth: float
   source: str
 
@@ -90,35 +85,28 @@ def _gpu(
   cores: int,
   clock_ghz: float,
   l2_mib: int,
-  nvlink: int = 0,
   *,
-  network: int = 100,
+  threads: int = 1536,
   pcie: int = 4,
   shared_kib: int = 100,
   units: int = 128,
 ) -> Gpu:
-  """Returns a GPU; `nvlink` is in GB/s both ways, `network` in Gb/s.
+  """Returns a GPU; `threads` are those of a multiprocessor.
 
-  Without NVLink the 16 lanes of PCIe are its link: each sends 2 GB/s in version
-  4. Of GeForce cards the rate with sums in float32 counts, as XLA has them do;
-  it is half of their own.
+  Each of the 16 lanes of PCIe to the host sends 2 GB/s in version 4. Of GeForce
+  cards the rate with sums in float32 counts, as XLA has them do; it is half of
+  their own.
   """
   host = 2e9 * 2 ** (pcie - 4) * 16
-  links = f"PCIe {pcie}.0 x16 without NVLink"
-  if nvlink:
-    links = f"NVLink {nvlink:,} GB/s both ways"
   return Gpu(
     name=name,
     memory=int(gib * GIB),
     flops=tflops * 1e12,
     memory_bandwidth=gbytes * 1e9,
-    link_bandwidth=nvlink * 1e9 / 2 or host,
-    network_bandwidth=network * 1e9 / 8,
     host_bandwidth=host,
     source=(
       f"NVIDIA's data sheet or white paper of the {device}: {tflops:,g} "
-      f"TFLOP/s dense with float32 accumulation, {gbytes:,g} GB/s, {links}; "
-      f"{network} Gb/s network a GPU assumed"
+      f"TFLOP/s dense with float32 accumulation, {gbytes:,g} GB/s"
     ),
     capability=capability,
     description=f"NVIDIA {device}",
@@ -127,25 +115,25 @@ def _gpu(
     clock_ghz=clock_ghz,
     shared_memory=shared_kib * 1024,
     l2=l2_mib * 2**20,
-    threads_a_core=2048 if nvlink else 1536,  # Server chips have more.
+    threads_a_core=threads,
   )
 
 
-_sxm = functools.partial(_gpu, network=400, pcie=5, shared_kib=228)
+_sxm = functools.partial(_gpu, threads=2048, pcie=5, shared_kib=228)
 _ALL: tuple[Hardware, ...] = (
-  # GiB, TFLOP/s, GB/s, capability, multiprocessors, GHz, MiB of L2, NVLink.
-  _sxm("h100", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50, 900),
+  # GiB, TFLOP/s, GB/s, capability, multiprocessors, GHz, MiB of L2.
+  _sxm("h100", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50),
   # Its own name is in `_KINDS`: it computes as an H100.
-  _sxm("h800", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50, 400),
-  _sxm("h200", "H200", 139.8, 989.4, 4800, (9, 0), 132, 1.98, 50, 900),
+  _sxm("h800", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50),
+  _sxm("h200", "H200", 139.8, 989.4, 4800, (9, 0), 132, 1.98, 50),
   _gpu(
-    *("a100", "A100-SXM4-80GB", 79.25, 312, 2039, (8, 0), 108, 1.41, 40, 600),
-    network=200,
+    *("a100", "A100-SXM4-80GB", 79.25, 312, 2039, (8, 0), 108, 1.41, 40),
+    threads=2048,
     shared_kib=164,
     units=64,
   ),
   # An eighth of an HGX B200.
-  _sxm("b200", "B200", 178.3, 2250, 8000, (10, 0), 148, 1.965, 126, 1800),
+  _sxm("b200", "B200", 178.3, 2250, 8000, (10, 0), 148, 1.965, 126),
   _gpu("rtx3090", "GeForce RTX 3090", 23.6, 71, 936, (8, 6), 82, 1.695, 6),
   _gpu("rtx4090", "GeForce RTX 4090", 23.6, 165.2, 1008, (8, 9), 128, 2.52, 72),
   _gpu(
@@ -161,7 +149,6 @@ _ALL: tuple[Hardware, ...] = (
     memory=int(15.75 * GIB),
     flops=197e12,
     memory_bandwidth=819e9,
-    link_bandwidth=100e9,
     source=(
       "Google Cloud TPU v5e page: 197 TFLOP/s, 819 GB/s, 1,600 Gb/s over "
       "four links, of which a ring takes two"
@@ -172,7 +159,6 @@ _ALL: tuple[Hardware, ...] = (
     memory=int(95.73 * GIB),
     flops=459e12,
     memory_bandwidth=2.765e12,
-    link_bandwidth=200e9,
     dimensions=3,
     shapes=("1x1x1", "2x2x1", "2x2x2", "2x4x4"),
     source=(
@@ -185,7 +171,6 @@ _ALL: tuple[Hardware, ...] = (
     memory=int(31.24 * GIB),
     flops=918e12,
     memory_bandwidth=1.6e12,
-    link_bandwidth=200e9,
     source=(
       "Google Cloud TPU v6e page: 918 TFLOP/s, 1,600 GB/s, 3,200 Gb/s over "
       "four links, of which a ring takes two"

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from anysearch_jax.host import captured_stderr, hardware
+from anysearch_jax.host import hardware
 from anysearch_jax.planning import programs as programs_lib
 from anysearch_jax.planning import targets
 from anysearch_jax.policy.attention import cudnn
@@ -107,14 +107,13 @@ def compiled(
   executable, needed = None, None
   with lowering, jax.sharding.use_abstract_mesh(_mesh(program)):
     traced = program.fn.trace(*program.args, **program.kwargs)
-    with captured_stderr.standard_error():
-      lowered = traced.lower(lowering_platforms=(platform,))
-      try:
-        executable = lowered.compile(compiler_options=options)
-      except jax.errors.JaxRuntimeError as error:
-        needed = refused_bytes(str(error))
-        if needed is None:
-          raise
+    lowered = traced.lower(lowering_platforms=(platform,))
+    try:
+      executable = lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+      needed = refused_bytes(str(error))
+      if needed is None:
+        raise
   return executable, needed
 
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.host import captured_stderr, hardware
+from anysearch_jax.host import hardware
 from anysearch_jax.planning import compilation, programs, targets, whole_step
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, sharding, table
@@ -279,12 +279,9 @@ def devices(
       "target that has all of them, or let sampling share those of training "
       "(mesh.rollout=())."
     )
-  with captured_stderr.standard_error():
-    return [
-      device
-      for _ in range(max(copies) + 1)
-      for device in targets.devices(target)
-    ]
+  return [
+    device for _ in range(max(copies) + 1) for device in targets.devices(target)
+  ]
 
 
 def _memory_sentence(found: hardware.Hardware) -> str:

@@ -267,7 +267,7 @@ class Request(pydantic.BaseModel):
     pydantic.Field(max_length=_STOPS),
     pydantic.BeforeValidator(_stops),
   ] = []
-  n: Literal[1] = 1
+  n: int = pydantic.Field(default=1, ge=1, le=1)
 
   @pydantic.model_validator(mode="before")
   @classmethod

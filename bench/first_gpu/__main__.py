@@ -17,6 +17,7 @@ from absl import app, flags
 
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import jax_setup
+from bench.first_gpu import notes as notes_lib
 from bench.first_gpu import running
 
 
@@ -27,7 +28,9 @@ def main(argv: Sequence[str]) -> None:
     jax_setup.configure(
       threads=int(f.rehearse), cache=str(folder / "jax_cache")
     )
-    notes = running.Notes(folder, f.stage, rehearse=f.rehearse, server=f.server)
+    notes = notes_lib.Notes(
+      folder, f.stage, rehearse=f.rehearse, server=f.server
+    )
     running.measure(f.stage, notes)
     return
   names = [stage.name for stage in running.STAGES]

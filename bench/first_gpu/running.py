@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import os
 import pathlib
 import signal
@@ -18,24 +17,17 @@ from typing import Any
 
 from anysearch_jax.host import json_files
 from anysearch_jax.launch import supervisor
-from bench import harness
+from bench.first_gpu import notes as notes_lib
 
-Figures = Mapping[str, Any]
 RESULTS = "first_gpu.json"
 DONE, FAILED, LATE = "done", "failed", "timed out"
 SKIPPED, UNTIMED = "skipped", "no time left"
-# Names of figures: milliseconds, and their floor's share of them.
-MS, SHARE = "ms", "share of the floor"
 _POLL = 0.2
 _TAIL = 15
 # A rehearsal compiles more than it computes.
 _QUICK = "--xla_backend_optimization_level=0"
 # The share of memory that plans assume.
 _MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-
-
-class SkippedError(Exception):
-  """The stage does not suit this machine; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,58 +72,10 @@ class Result:
   status: str
   seconds: float
   reason: str
-  figures: Figures
+  figures: notes_lib.Figures
 
 
-@dataclasses.dataclass
-class Notes:
-  """The figures of one stage, by case.
-
-  Attributes:
-    folder: of the run; the stage's file is replaced after each figure.
-    stage: its name.
-    rehearse: whether sizes are tiny.
-    server: address of an SGLang server; empty without one.
-    figures: by name, those of a case below the case's name.
-  """
-
-  folder: pathlib.Path
-  stage: str
-  rehearse: bool
-  server: str = ""
-  figures: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-  def add(self, figures: Figures) -> None:
-    """Adds figures that belong to no case."""
-    self.figures |= figures
-    harness.print_numbers(figures)
-    self.write()
-
-  def case(self, name: str, measure: Callable[[], Figures]) -> None:
-    """Measures one case; if it fails, its figure says why.
-
-    Memory that only the case used is free afterwards.
-    """
-    print(f"-- {name}", flush=True)
-    # Only the sentence is kept: a traceback would keep the arrays of its
-    # frames, and the next case could not have their memory.
-    figures: Figures
-    try:
-      figures = measure()
-    except SkippedError as error:
-      figures = {"skipped": str(error)}
-    except Exception as error:
-      figures = {"failed": sentence(error)}
-    gc.collect()
-    self.add({name: dict(figures)})
-
-  def write(self, **outcome: str) -> None:
-    """Writes the figures, and how the stage ended."""
-    path = self.folder / "stages" / f"{self.stage}.json"
-    json_files.write(path, {**outcome, "figures": self.figures})
-
-
-def measure(name: str, notes: Notes) -> None:
+def measure(name: str, notes: notes_lib.Notes) -> None:
   """Measures a stage in this process; notes its figures and how it ends."""
   from bench.first_gpu import stages
 
@@ -140,25 +84,14 @@ def measure(name: str, notes: Notes) -> None:
     cases = [f for f in notes.figures.values() if isinstance(f, Mapping)]
     if cases and all("failed" in case for case in cases):
       raise RuntimeError(cases[0]["failed"])
-  except SkippedError as error:
+  except notes_lib.SkippedError as error:
     notes.write(status=SKIPPED, reason=str(error))
   except Exception as error:
-    notes.write(status=FAILED, reason=sentence(error))
+    notes.write(status=FAILED, reason=notes_lib.sentence(error))
     traceback.print_exc()
     raise
   else:
     notes.write(status=DONE)
-
-
-def sentence(error: BaseException) -> str:
-  """Returns an error's kind and the first line of its message.
-
-  Of a group of errors it takes the first.
-  """
-  while isinstance(error, BaseExceptionGroup):
-    error = error.exceptions[0]
-  lines = str(error).strip().splitlines() or [""]
-  return f"{type(error).__name__}: {lines[0][:300]}"
 
 
 def run(

@@ -33,7 +33,7 @@ from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from bench import harness, policies
-from bench.first_gpu.running import MS, SHARE, Notes, SkippedError
+from bench.first_gpu.notes import MS, SHARE, Notes, SkippedError
 
 _TINY = {
   "hidden_size": 64,

@@ -19,7 +19,7 @@ import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,9 @@ class Settings:
     language: language of the passages for BM25, one of `analysis.LANGUAGES`.
     faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus.
     search: lists (`nprobe`) or candidates (`efSearch`) that a search of
-      `faiss_file` reads; 0: chosen by `faiss_file.tune`.
-    vectors: the file of an IndexFlatIP, or its parts in their order, whose row
-      i is the vector of passage i; (): the encoder makes the vectors.
+      `faiss_file` reads; 0: 64 lists or 256 candidates.
+    vectors: the file of an IndexFlatIP whose row i is the vector of passage i;
+      "": the encoder makes the vectors.
     shard: rows of a shard, which is the unit of resuming.
     skip_malformed: whether to skip lines that are not a passage.
   """
@@ -61,7 +61,7 @@ class Settings:
   language: str = "english"
   faiss_file: str = ""
   search: int = 0
-  vectors: Sequence[str] = ()
+  vectors: str = ""
   shard: int = 65536
   skip_malformed: bool = False
 
@@ -129,8 +129,7 @@ def build(
     on_plan(_planned(folder, corpus, shards))
     make = vectors.encoded(corpus, encoder)
     if settings.vectors:
-      file = vectors.FlatFile(settings.vectors)
-      make = vectors.read(corpus, encoder, file)
+      make = _opened(settings, corpus, encoder)[0].stored
     _write(shards, make, process, processes, on_rows)
     if not all(map(shards.written, range(len(shards)))):
       return False
@@ -142,7 +141,9 @@ def build(
         texts = corpus.contents(0, len(corpus))
         word_index.write(folder / "words", texts, language=settings.language)
       elif settings.kind == "faiss_file":
-        identity = _tuned(settings, corpus, identity, encoder)
+        parameter = _opened(settings, corpus, encoder)[1]
+        if parameter:
+          identity = _hashed(identity | {"search": parameter})
       json_files.write(folder / BUILT, identity)
   return True
 
@@ -240,17 +241,23 @@ def _identity(
   else:
     values["encoder"] = {"dim": encoder.dim} | encoder.identity()
   if settings.kind == "faiss_file":
-    file = pathlib.Path(settings.faiss_file).absolute()
-    if not file.is_file():
-      raise ValueError(f"faiss_file: found no file {file}.")
-    values["file"] = {"path": str(file), **disk.fingerprint(file)}
+    values["file"] = _identity_of_file("faiss_file", settings.faiss_file)
   elif encoder is not None:
     values |= {"dtype": settings.dtype, "shard": settings.shard}
     if settings.vectors:
-      values["vectors"] = vectors.FlatFile(settings.vectors).identity()
+      file = _identity_of_file("vectors", settings.vectors)
+      values["vectors"] = {k: v for k, v in file.items() if k != "path"}
   if settings.search:
     values["search"] = settings.search
   return _hashed(values)
+
+
+def _identity_of_file(setting: str, name: str) -> dict[str, Any]:
+  """Returns the path and the hash of a file that a setting names."""
+  file = pathlib.Path(name).absolute()
+  if not file.is_file():
+    raise ValueError(f"{setting}: found no file {file}.")
+  return {"path": str(file), **disk.fingerprint(file)}
 
 
 def _hashed(values: dict[str, Any]) -> dict[str, Any]:
@@ -314,49 +321,43 @@ def _write(
       shards.write(shard, counted(start, end))
 
 
-def _tuned(
-  settings: Settings,
-  corpus: passages.Corpus,
-  identity: dict[str, Any],
-  encoder: search.Encoder,
-) -> dict[str, Any]:
-  """Returns the identity with how a FAISS file is searched.
+def _opened(
+  settings: Settings, corpus: passages.Corpus, encoder: search.Encoder
+) -> tuple[Any, dict[str, Any]]:
+  """Opens the settings' FAISS file, whose rows are the passages' vectors.
 
-  Titles of passages are the queries that measure a search.
+  Returns:
+    The `FaissFile`, and as JSON values how much its searches read.
+
+  Raises:
+    ValueError: the file is of another kind, or has other rows or vectors.
   """
   from anysearch_jax.retrieval.index import faiss_file
 
-  index = faiss_file.FaissFile(settings.faiss_file)
-  if (index.count, index.dim) != (len(corpus), encoder.dim):
+  path = settings.faiss_file or settings.vectors
+  file = faiss_file.FaissFile(path)
+  if settings.vectors and not file.type.startswith("IndexFlat"):
     raise ValueError(
-      f"{settings.faiss_file}: found {index.count} rows of {index.dim}, "
-      f"expected {len(corpus)} of {encoder.dim}, one row a passage, of the "
-      "encoder's dimension."
+      f"{path}: found a FAISS file of kind {file.type}, expected IndexFlatIP. "
+      "Other kinds are searched as they are: --kind=faiss_file."
     )
+  if (file.count, file.dim) != (len(corpus), encoder.dim):
+    raise ValueError(
+      f"{path}: found {file.count} rows of {file.dim}, expected {len(corpus)} "
+      f"of {encoder.dim}, one row a passage, of the encoder's dimension."
+    )
+  parameter = faiss_file.apply(file.index, settings.search)
   rows = vectors.sample(len(corpus))
-  sample = [corpus[row] for row in rows]
-  queries = encoder.queries([p.title.strip('"') or p.text[:80] for p in sample])
-  if faiss_file.parameter(index.index):
-    found = faiss_file.tune(index.index, queries, settings.search)
-    identity = _hashed(identity | {"search": found})
-  elif settings.search:
-    faiss_file.apply(index.index, settings.search)  # Says why that cannot be.
-  last = max(hits.rows.max(initial=-1) for hits in index.search(queries, 10))
-  if last >= len(corpus):
-    raise ValueError(
-      f"faiss_file: found id {last}, expected ids that are row numbers, from 0 "
-      f"to {len(corpus) - 1}."
-    )
-  made = encoder.passages([passage.contents for passage in sample])
-  alike = faiss_file.agreement(index.index, rows, made)
+  made = encoder.passages([corpus[row].contents for row in rows])
+  alike = faiss_file.agreement(file.index, rows, made)
   if alike < faiss_file.ALIKE:
     raise ValueError(
-      f"{settings.faiss_file}: found the encoder's vectors in {alike:.0%} of "
-      f"{len(rows)} sampled rows, expected them in {faiss_file.ALIKE:.0%}. The "
-      "file, the corpus or the encoder (its pooling and prefix too) is another "
-      "one, or the rows are in another order."
+      f"{path}: found the encoder's vectors in {alike:.0%} of {len(rows)} "
+      f"sampled rows, expected them in {faiss_file.ALIKE:.0%}. The file, the "
+      "corpus or the encoder (its pooling and prefix too) is another one, or "
+      "the rows or ids are in another order."
     )
-  return identity
+  return file, parameter
 
 
 def alone(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:

@@ -1,15 +1,15 @@
 """Search in a memory-mapped FAISS file of any kind that someone else built.
 
 FAISS's own defaults read one list of an inverted file, and 16 candidates of a
-graph, which finds little. `tune` chooses the smallest number that finds most of
-what the largest one finds. Ids of the index are row numbers.
+graph, which finds little; `DEFAULTS` are larger. Ids of the index are row
+numbers.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import faiss
@@ -18,13 +18,17 @@ import numpy as np
 from anysearch_jax.retrieval.index import search as search_lib
 from anysearch_jax.retrieval.index import vectors as vectors_lib
 
-# A search is good if it finds this share of the first 10 of the whole file.
-LEAST, _K = 0.95, 10
+# What a search reads if no number is given, by the name of the parameter.
+DEFAULTS = {"nprobe": 64, "efSearch": 256}
+# Hits of a row's own vector, among which the row is.
+_HITS = 10
 # A row is as expected up to this relative distance, a cosine of .98, and an
 # index if this share of a sample is.
 _APART, ALIKE = 0.2, 0.75
-# Candidates of a graph that stand for the whole of it, and FAISS's default.
-_MOST_OF_GRAPHS, _LEAST_OF_GRAPHS = 4096, 16
+# FAISS's own number of candidates of a graph.
+_LEAST_OF_GRAPHS = 16
+# Rows that are read at a time.
+_ROWS = 4096
 
 
 class FaissFile:
@@ -71,11 +75,15 @@ class FaissFile:
       out.append(search_lib.Hits(rows[order].astype(np.int64), scores[order]))
     return out
 
+  def stored(self, start: int, end: int) -> Iterator[np.ndarray]:
+    """Yields rows of an exact index as float32 `[n, dim]` blocks.
 
-def parameter(index: Any) -> str:
-  """Returns the name of an index's search parameter; "" if it has none."""
-  names = _parameters(_searched(index))
-  return next((name for name in ("nprobe", "efSearch") if name in names), "")
+    Args:
+      start: the first row.
+      end: the row after the last one.
+    """
+    for first in range(start, end, _ROWS):
+      yield self.index.reconstruct_n(first, min(_ROWS, end - first))
 
 
 def _searched(index: Any) -> Any:
@@ -92,56 +100,37 @@ def _parameters(index: Any) -> set[str]:
   return {ranges.at(i).name for i in range(ranges.size())}
 
 
-def apply(index: Any, value: int) -> None:
-  """Makes searches of an index read `value` lists or candidates.
+def apply(index: Any, value: int) -> dict[str, Any]:
+  """Makes searches of an index read so many lists or candidates.
+
+  Args:
+    index: of any kind.
+    value: lists (`nprobe`) or candidates (`efSearch`); 0: as in `DEFAULTS`.
+
+  Returns:
+    JSON values: the `parameter` and its `value`; {} for 0 if an index has none.
 
   Raises:
     ValueError: the index has no such parameter.
   """
-  if not (name := parameter(index)):
+  index = _searched(index)
+  names = _parameters(index)
+  name = next((name for name in DEFAULTS if name in names), "")
+  if not name and not value:
+    return {}
+  if not name:
     raise ValueError(
       f"nprobe, ef_search: found {value} for a {type(index).__name__}, "
       "expected an index with inverted lists or a graph."
     )
-  space, index = faiss.ParameterSpace(), _searched(index)
+  value = value or DEFAULTS[name]
+  space = faiss.ParameterSpace()
   space.set_index_parameter(index, name, value)
-  if "quantizer_efSearch" in _parameters(index):
+  if "quantizer_efSearch" in names:
     # The graph that finds the lists.
     candidates = max(_LEAST_OF_GRAPHS, 2 * value)
     space.set_index_parameter(index, "quantizer_efSearch", candidates)
-
-
-def tune(index: Any, queries: np.ndarray, value: int = 0) -> dict[str, Any]:
-  """Chooses how much a search reads, and measures what it finds.
-
-  Args:
-    index: an index with a search parameter; it is set.
-    queries: vectors of typical queries, float32 `[Q, dim]`.
-    value: the parameter; 0: the smallest power of two, or all lists, that finds
-      .95 of the first 10 hits of the whole file.
-
-  Returns:
-    JSON values: the `parameter`, its `value`, and the `recall`, the share of
-    these hits that are found.
-  """
-  lists: Any = faiss.try_extract_index_ivf(index)
-  least, most = _LEAST_OF_GRAPHS, _MOST_OF_GRAPHS
-  if lists is not None:
-    least, most = 1, lists.nlist
-  apply(index, most)
-  exact = index.search(queries, _K)[1]
-  tried = [least << i for i in range(most.bit_length()) if least << i < most]
-  for each in [value] if value else [*tried, most]:
-    apply(index, each)
-    found = index.search(queries, _K)[1]
-    shares = [
-      np.isin(e[e >= 0], f).sum() / max(1, (e >= 0).sum())
-      for f, e in zip(found, exact, strict=True)
-    ]
-    recall = float(np.mean(shares))
-    if recall >= LEAST:
-      break
-  return {"parameter": parameter(index), "value": each, "recall": recall}
+  return {"parameter": name, "value": value}
 
 
 def agreement(index: Any, rows: Sequence[int], vectors: np.ndarray) -> float:
@@ -163,7 +152,7 @@ def agreement(index: Any, rows: Sequence[int], vectors: np.ndarray) -> float:
     stored = _stored(index, rows)
     expected = code.sa_decode(code.sa_encode(vectors))
   except (RuntimeError, IndexError):
-    found = index.search(vectors, _K)[1]
+    found = index.search(vectors, _HITS)[1]
     return float(np.mean((found == np.asarray(rows)[:, None]).any(1)))
   apart = np.linalg.norm(stored - expected, axis=1)
   return float(np.mean(apart < _APART * np.linalg.norm(expected, axis=1)))

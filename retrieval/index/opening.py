@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pathlib
 from collections.abc import Sequence
@@ -12,8 +11,6 @@ from anysearch_jax.host import json_files
 from anysearch_jax.retrieval import passages
 from anysearch_jax.retrieval.encoder import encoder_settings
 from anysearch_jax.retrieval.index import building, search, vectors
-
-_log = logging.getLogger(__name__)
 
 
 def open_index(
@@ -143,12 +140,6 @@ def _vectors(
       "was built over."
     )
   index = faiss_file.FaissFile(path)
-  if how := identity.get("search"):
-    faiss_file.apply(index.index, how["value"])
-    _log.log(
-      logging.INFO if how["recall"] >= faiss_file.LEAST else logging.WARNING,
-      "%s: searched with %s=%d, which finds %.2f of the first 10 hits of the "
-      "whole file",
-      *(path, how["parameter"], how["value"], how["recall"]),
-    )
+  if parameter := identity.get("search"):
+    faiss_file.apply(index.index, parameter["value"])
   return index

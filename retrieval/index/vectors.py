@@ -1,8 +1,6 @@
 """Vectors of a corpus in shards, and where they come from.
 
-An encoder makes them, or they are read from a FAISS file of exact search, whole
-or in parts: Search-R1 publishes those of 21 million passages as `part_aa` and
-`part_ab`, to be joined to one `e5_Flat.index` of 64 GB.
+An encoder makes them, or they are read from a FAISS file of exact search.
 
     vectors-00007.npy     the rows, float32 or bfloat16 (as uint16)
     vectors-00007.json    written last: the file's SHA-256
@@ -12,12 +10,10 @@ A shard with a JSON file is finished; a resumed builder makes the others again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import pathlib
-import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
@@ -33,14 +29,10 @@ _STORED: dict[str, Any] = {
   "bfloat16": np.dtype("<u2"),
 }
 DTYPES = tuple(_STORED)
-# Of a FAISS file: kind, width, rows, two unused numbers, whether trained,
-# metric, and how many float32 values follow.
-_HEADER = struct.Struct("<4siqqq?iQ")
-_INNER_PRODUCT = 0
-# Rows that are read, and passages that an encoder sorts by length, at a time.
+# Passages that an encoder sorts by length at a time.
 _ROWS = 4096
-# Passages that stand for a corpus, and the least cosine of equal vectors.
-_SAMPLE, _SAME = 64, 0.98
+# Passages that stand for a corpus.
+_SAMPLE = 64
 
 # Yields the vectors of rows from the first to the second, exclusive.
 Source = Callable[[int, int], Iterator[np.ndarray]]
@@ -174,76 +166,6 @@ class Shards:
     return self._folder / f"{name}.npy", self._folder / f"{name}.json"
 
 
-class FlatFile:
-  """The rows of an IndexFlatIP that FAISS wrote.
-
-  Args:
-    parts: the file, or its parts in their order.
-
-  Attributes:
-    count: number of rows.
-    dim: width of a vector.
-
-  Raises:
-    DamagedError: a part is missing, or the bytes are not as many as the header
-      announces.
-    ValueError: the file is of another kind than IndexFlatIP.
-  """
-
-  def __init__(self, parts: Sequence[str | os.PathLike]):
-    paths = [pathlib.Path(part).absolute() for part in parts]
-    shown = ", ".join(map(str, paths))
-    try:
-      # Empty files cannot be mapped.
-      self._maps = [
-        np.memmap(path, np.uint8, "r") for path in paths if path.stat().st_size
-      ]
-      self._ends = np.cumsum([len(part) for part in self._maps]).tolist()
-      kind, dim, count, _, _, _, metric, values = _HEADER.unpack(
-        self._bytes(0, _HEADER.size).tobytes()
-      )
-    except (OSError, struct.error, ValueError) as error:
-      raise DamagedError(
-        f"{shown}: {error}; expected a FAISS file or its parts."
-      ) from error
-    if kind != b"IxFI" or metric != _INNER_PRODUCT:
-      raise ValueError(
-        f"{shown}: found a FAISS file of kind {kind!r} and metric {metric}, "
-        "expected IndexFlatIP (b'IxFI', metric 0), first part first. Other "
-        "kinds are searched as they are: --kind=faiss_file."
-      )
-    size = _HEADER.size + 4 * count * dim
-    if dim < 1 or count < 0 or values != count * dim or size != self._ends[-1]:
-      raise DamagedError(
-        f"{shown}: found {self._ends[-1]} bytes for {count} rows of {dim}, "
-        f"expected {size}; name all parts in their order, or copy them again."
-      )
-    self.count, self.dim = count, dim
-
-  def rows(self, start: int, end: int) -> Iterator[np.ndarray]:
-    """Yields rows `start` to `end` (exclusive) as float32 `[n, dim]` blocks."""
-    for first in range(start, end, _ROWS):
-      last = min(first + _ROWS, end)
-      at, stop = (_HEADER.size + 4 * row * self.dim for row in (first, last))
-      yield self._bytes(at, stop).view("<f4").reshape(-1, self.dim)
-
-  def identity(self) -> dict[str, Any]:
-    """Returns the bytes and the SHA-256 of the joined parts."""
-    found = hashlib.sha256()
-    for part in self._maps:
-      found.update(part.data)
-    return {"bytes": self._ends[-1], "sha256": found.hexdigest()}
-
-  def _bytes(self, start: int, stop: int) -> np.ndarray:
-    """Copies bytes `start` to `stop` (exclusive) of the joined parts."""
-    return np.concatenate(
-      [
-        part[max(0, start - end + len(part)) : max(0, stop - end + len(part))]
-        for part, end in zip(self._maps, self._ends, strict=True)
-      ]
-    )
-
-
 def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:
   """Returns the vectors that an encoder makes of the passages."""
 
@@ -253,36 +175,6 @@ def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:
       yield encoder.passages(list(corpus.contents(first, last)))
 
   return make
-
-
-def read(
-  corpus: passages.Corpus, encoder: search.Encoder, file: FlatFile
-) -> Source:
-  """Returns the vectors of a file, after encoding a sample of its passages.
-
-  Raises:
-    ValueError: the file has other rows than the corpus, or the encoder makes
-      other vectors of the sampled passages.
-  """
-  if (file.count, file.dim) != (len(corpus), encoder.dim):
-    raise ValueError(
-      f"vectors: found {file.count} rows of {file.dim}, expected {len(corpus)} "
-      f"of {encoder.dim}, one row a passage, of the encoder's dimension."
-    )
-  rows = sample(len(corpus))
-  texts = (next(corpus.contents(row, row + 1)) for row in rows)
-  made = encoder.passages(list(texts))
-  for row, vector in zip(rows, made, strict=True):
-    (stored,) = next(file.rows(row, row + 1))
-    cosine, length = float(stored @ vector), float(np.linalg.norm(stored))
-    if not (cosine > _SAME and abs(length - 1) < 1 - _SAME):
-      raise ValueError(
-        f"vectors: found one of length {length:.3f} for row {row}, whose "
-        f"cosine with the encoder's vector of that passage is {cosine:.3f}; "
-        f"expected more than {_SAME}. The corpus or the encoder is another "
-        "one, or vectors are not of unit length."
-      )
-  return file.rows
 
 
 def sample(count: int) -> list[int]:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from bench.first_gpu import notes as notes_lib
 from bench.first_gpu import running
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -90,7 +91,7 @@ def test_the_whole_rehearsal_needs_few_packages_and_writes_figures(tmp_path):
   assert found["doctor"]["TFLOP/s"] > 0
   for name in ("decode", "step"):
     # No CPU has a data sheet: the floor is of what `doctor` measured.
-    shares = [*_values(found[name], running.SHARE)]
+    shares = [*_values(found[name], notes_lib.SHARE)]
     assert len(shares) == 2 and all(share > 0 for share in shares)
   assert found["loop"]["rollout 0"]["handed over, s"] > 0
   assert found["vectors"]["8 queries, ms"] > 0

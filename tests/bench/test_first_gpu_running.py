@@ -16,6 +16,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.training import batching, throughput
 from bench import policies
+from bench.first_gpu import notes as notes_lib
 from bench.first_gpu import running, stages
 
 _WRITES = """
@@ -120,14 +121,14 @@ def test_stages_at_their_limits_fit_25_minutes():
 
 def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
   (tmp_path / "stages").mkdir()
-  notes = running.Notes(tmp_path, "x", rehearse=True)
+  notes = notes_lib.Notes(tmp_path, "x", rehearse=True)
 
   def fails():
     error = MemoryError("RESOURCE_EXHAUSTED: out of memory\nmany more lines")
     raise ExceptionGroup("two", [ExceptionGroup("one", [error]), KeyError("b")])
 
   def skips():
-    raise running.SkippedError("needs 99 GiB")
+    raise notes_lib.SkippedError("needs 99 GiB")
 
   notes.case("large", fails)
   notes.case("larger", skips)
@@ -162,13 +163,13 @@ def test_a_server_is_timed_by_the_tokens_that_it_says_it_wrote(tmp_path):
   with http.server.HTTPServer(("127.0.0.1", 0), _Server) as fake:
     threading.Thread(target=fake.handle_request, daemon=True).start()
     address = f"http://127.0.0.1:{fake.server_port}"
-    notes = running.Notes(tmp_path, "server", rehearse=True, server=address)
+    notes = notes_lib.Notes(tmp_path, "server", rehearse=True, server=address)
     stages.server(notes)
   (figures,) = notes.figures.values()
   assert (figures["rows"], figures["tokens"]) == (2, 8)
   assert figures["tokens/s"] > 0
-  with pytest.raises(running.SkippedError, match="--server"):
-    stages.server(running.Notes(tmp_path, "server", rehearse=True))
+  with pytest.raises(notes_lib.SkippedError, match="--server"):
+    stages.server(notes_lib.Notes(tmp_path, "server", rehearse=True))
 
 
 # What stages invent: words, passages, references.
@@ -215,7 +216,7 @@ def test_a_stage_fails_if_all_its_cases_fail(tmp_path, monkeypatch):
     raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
 
   monkeypatch.setattr(stages, "decode", lambda notes: notes.case("a", fails))
-  notes = running.Notes(tmp_path, "decode", rehearse=True)
+  notes = notes_lib.Notes(tmp_path, "decode", rehearse=True)
   with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
     running.measure("decode", notes)
   written = json.loads((tmp_path / "stages/decode.json").read_text())

@@ -18,9 +18,8 @@ from anysearch_jax.configs import (
   qwen2_5_7b,
   qwen3_4b,
 )
-from anysearch_jax.launch import flags, plan, run_checks, train
+from anysearch_jax.launch import flags, plan, train
 from anysearch_jax.methods import systems
-from anysearch_jax.planning import targets
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.rollout.jax_engine import kv_memory
@@ -114,16 +113,13 @@ def test_each_policy_has_a_preset_for_each_memory():
 
 
 @pytest.mark.parametrize("preset", one_gpu.PRESETS)
-def test_preset_fits_its_gpu_and_its_longest_trajectories(preset):
-  """A lower bound: docs/training.md has the compiler's peaks."""
+def test_preset_has_room_for_its_longest_trajectories(preset):
   name = f"configs/one_gpu.py:{preset}"
   assert run(train, f"--config={name}", "--dry_run") == ""
   config = flags.load_config(name)
   policy, memory = preset.rsplit("-", 1)
   a = plan.read_architecture(config.policy)
   assert weights.count(table.rows(a)) == PARAMETERS[policy]
-  capacity = targets.parse(TARGETS[memory.removeprefix("full")]).capacity
-  assert run_checks.footprint(a, config).shared < capacity
   trajectories = config.questions * config.group
   step = trajectories // config.curriculum.steps_per_rollout
   room = config.batch.max_micro_batches * config.batch.micro_batch_tokens

@@ -1,19 +1,15 @@
-"""launch.prepare_data: flags, folders, the hub, and real questions."""
+"""launch.prepare_data: flags, folders and real questions."""
 
 from __future__ import annotations
 
 import json
-from unittest import mock
 
-import huggingface_hub
 import pytest
 from absl import flags
 
 from anysearch_jax.data import prepared
 from anysearch_jax.environment import official_scoring
 from anysearch_jax.launch import prepare_data
-
-_COMMIT = "87aab18c372ee7714a7288c7d660423c7ee96dde"
 
 
 @pytest.fixture
@@ -45,38 +41,6 @@ def _write(path, *questions):
   ]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   return path
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-  """A hub whose files are in a folder; returns what it was asked.
-
-  Other arguments than those of the installed library would raise.
-  """
-  asked = []
-
-  def info(self, repository, *, revision):
-    asked.append((repository, revision))
-    if revision != "main":
-      raise OSError(f"404: no revision {revision}.\nMore of the page.")
-    return mock.Mock(sha=_COMMIT)
-
-  def download(repository, name, *, revision, repo_type):
-    assert (revision, repo_type) == (_COMMIT, "dataset")
-    asked.append((repository, name))
-    path = tmp_path / name
-    if not path.is_file():
-      raise FileNotFoundError(f"404: no {name}.")
-    return str(path)
-
-  api = huggingface_hub.HfApi
-  for owner, name, fake in (
-    (api, "dataset_info", info),
-    (huggingface_hub, "hf_hub_download", download),
-  ):
-    spec = mock.create_autospec(getattr(owner, name), side_effect=fake)
-    monkeypatch.setattr(owner, name, spec)
-  return asked
 
 
 def test_dataset_and_split_come_from_flags_or_rows(run, tmp_path):
@@ -121,48 +85,10 @@ def test_folder_input_gives_the_papers_setup(run, tmp_path, layout):
   assert prepared.Prepared(tmp_path / "one").names == ("nq_dev",)
 
 
-@pytest.mark.parametrize("revision", [_COMMIT, "main"])
-def test_the_hub_gives_files_of_one_commit(run, hub, tmp_path, revision):
-  for name in prepare_data.PAPER:
-    dataset, split = name.split("_")
-    _write(tmp_path / dataset / f"{split}.jsonl", f"who of {name}")
-  out = tmp_path / "qa"
-  repository = "RUC-NLPIR/FlashRAG_datasets"
-  run(f"--hub={repository}", f"--revision={revision}", f"--output={out}")
-  opened = prepared.Prepared(out)
-  assert opened.manifest["hub"] == {
-    "repository": repository,
-    "revision": revision,
-    "commit": _COMMIT,
-    "files": [f"{n.replace('_', '/')}.jsonl" for n in prepare_data.PAPER],
-  }
-  # A full commit is not looked up.
-  named = [(repository, "main")] if revision == "main" else []
-  assert hub == named + [
-    (repository, name) for name in opened.manifest["hub"]["files"]
-  ]
-  assert len(opened.rows("train")) == 2
-
-
-@pytest.mark.usefixtures("hub")
-def test_missing_hub_file_gives_an_error_message(run, tmp_path):
-  arguments = ("--hub=a/b", f"--output={tmp_path / 'qa'}")
-  with pytest.raises(ValueError, match="a/b.*'v9': 404: no revision v9. Cor"):
-    run(*arguments, "--revision=v9")
-  with pytest.raises(ValueError, match="nq/train.jsonl: 404"):
-    run(*arguments, "--revision=main")
-  assert not (tmp_path / "qa").exists()
-
-
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    ((), "name --folder, --hub or --input"),
-    (("--hub=a/b",), "--hub and --revision go together"),
-    (
-      ("--hub=a/b", "--revision=v1", "--sets=all"),
-      "found all with --hub, expected the names of sets",
-    ),
+    ((), "name --folder or --input"),
     (("--input=nq:later=a.jsonl",), "found split 'later'"),
     (("--input=nq:dev:csv=a.jsonl",), "format: found 'csv'"),
     (("--folder={}", "--limit=nq_train"), "expected one as nq_train=1000"),

@@ -12,7 +12,6 @@ import safetensors.numpy
 
 from anysearch_jax.data import formats, prepared, preparing
 from anysearch_jax.host import disk
-from anysearch_jax.launch import prepare_data
 from anysearch_jax.policy import tensor_files
 from anysearch_jax.retrieval import passages
 from anysearch_jax.retrieval.encoder import encoder_settings
@@ -76,12 +75,6 @@ def test_prepared_questions_have_their_hashes(own, entry):
   (own / prepared.MANIFEST).write_text(json.dumps(files))
   with pytest.raises(formats.DataError, match="with their SHA-256"):
     prepared.Prepared(own)
-
-
-def test_a_set_of_the_hub_has_a_plain_name(name):
-  # The tests are offline: the hub is not asked.
-  with pytest.raises(ValueError, match="expected a plain name"):
-    prepare_data.fetch("a/b", "main", [f"{name}_train"])
 
 
 def test_a_dataset_that_a_question_names_is_a_plain_name(name):

@@ -67,7 +67,7 @@ def test_doctor_finds_no_problem_in_a_valid_configuration(tmp_path, capsys):
   names = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
   assert names >= {
     *("python", "packages", "devices", "config", "policy", "texts", "mesh"),
-    *("accelerator", "memory", "disk", "output", "data", "retriever"),
+    *("accelerator", "disk", "output", "data", "retriever"),
   }
   assert not (tmp_path / "run").exists()
 
@@ -238,30 +238,6 @@ def test_footprint_follows_from_the_sizes():
   assert adapters.checkpoint < plain.checkpoint / 4
   assert adapters.export > plain.export
   assert footprint(objective={"advantage": "gae"}).disk > 1.8 * plain.disk
-  cut = footprint(mesh={"fsdp": 2, "tensor": 2})
-  assert cut.trained == plain.trained // 4
-  bare = footprint(objective={"kl_coefficient": 0.0})
-  assert plain.trained - bare.trained == plain.export
-  a, e = policy.architecture, CONFIG.engine
-  cache = 2 * a.layers * a.kv_heads * a.head_dim * e.slots * e.max_context * 4
-  assert plain.sampled == cache
-  assert footprint(engine={"kind": "sglang"}).sampled == 0
-
-
-def test_a_shared_device_holds_the_larger_of_its_phases():
-  # A critical size: the cache is larger than gradients.
-  takes = footprint()
-  state = takes.checkpoint // 3
-  assert takes.sampled > state  # Float32: the cache alone.
-  # Sampling: masters, moments, the reference and the cache.
-  assert takes.shared == takes.trained - state + takes.sampled
-  kept = footprint(engine={"free_kv_while_training": False})
-  assert kept.shared == takes.trained + takes.sampled
-  assert footprint(pipeline={"async_level": 1}).shared == kept.shared
-  for offload, copies in (("moments", 3), ("state", 4)):
-    found = footprint(pipeline={"offload": offload}).shared
-    least = takes.trained - copies * state + takes.sampled
-    assert found == max(least, takes.trained)
 
 
 def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):
@@ -282,29 +258,6 @@ def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):
   assert level(plain.disk, needs.disk - 1) == findings.OK
   assert level(checks(sglang).handed_over, needs.handed) == findings.OK
   assert level(checks(sglang).handed_over, needs.handed - 1) == findings.PROBLEM
-
-
-def test_little_memory_is_a_problem(tmp_path, monkeypatch):
-  least = footprint().shared
-  monkeypatch.setattr(run_checks, "available_memory", lambda: 10**12)
-  for has, level in ((least, findings.OK), (least - 1, findings.PROBLEM)):
-    monkeypatch.setattr(run_checks, "device_memory", lambda has=has: has)
-    (finding,) = checks().memory()
-    assert finding.level == level
-  # Weights for SGLang stay in RAM during the run, beside a checkpoint.
-  in_ram = with_(engine={"kind": "sglang"})
-  takes = footprint(in_ram)
-  both = takes.checkpoint + takes.handed
-  monkeypatch.setattr(run_checks, "device_memory", lambda: 10**12)
-  for config, free, count in (
-    (in_ram, both, 1),
-    (in_ram, both - 1, 2),
-    (with_(in_ram, sglang={"weights": str(tmp_path)}), both - 1, 1),
-  ):
-    monkeypatch.setattr(run_checks, "available_memory", lambda x=free: x)
-    found = list(checks(config).memory())
-    assert len(found) == count
-    assert count == 1 or "for SGLang, of which" in found[-1].found
 
 
 def test_locked_or_read_only_folder_is_a_problem(tmp_path):

@@ -235,7 +235,6 @@ def test_a_search_beyond_the_grace_is_cut_off():
     (["--token_variable=NOT_SET"], "NOT_SET is not set"),
     (["--token_variable=sk-1234"], "expected the name of an environment"),
     (["--index=not_there"], "found no finished index"),
-    (["--retriever=a.py:b"], "expected either --index=FOLDER or --retriever"),
     (["--port={taken}"], "name another --port"),
     (["--hosts=http://a.example"], "--hosts: found 'http://a.example'"),
   ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 
-import faiss
 import jax
 import numpy as np
 import pytest
@@ -170,16 +169,6 @@ def test_queries_that_are_no_numbers_find_nothing(tmp_path):
     queries[0] = np.nan
     found = index.search(queries, 3)
     assert [len(hits.rows) for hits in found] == [0] + [3] * (batch - 1)
-
-
-def test_a_search_leaves_the_threads_of_faiss_as_they_were():
-  before = faiss.omp_get_max_threads()
-  faiss.omp_set_num_threads(3)
-  try:
-    row_scan.RowScan([(0, units(900))], DIM).search(units(9, seed=1), 3)
-    assert faiss.omp_get_max_threads() == 3
-  finally:
-    faiss.omp_set_num_threads(before)
 
 
 # Shards.

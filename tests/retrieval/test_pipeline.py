@@ -136,7 +136,7 @@ def nothing(config):
 """
 
 
-def test_a_run_and_the_commands_search_a_retriever_of_ones_own(tmp_path):
+def test_a_run_searches_a_retriever_of_ones_own(tmp_path):
   path = tmp_path / "mine.py"
   path.write_text(OWN)
   config = small_run.CONFIG
@@ -145,8 +145,6 @@ def test_a_run_and_the_commands_search_a_retriever_of_ones_own(tmp_path):
   assert ask(made, "q") == [["7"]]
   said = made.identity()["identity"]
   assert len(said["sha256"]) == 64 and said["of"]["kind"] == "fused"
-  served = retrievers.Served(f"{path}:make")
-  assert served.search(["a", "b"], 1)[1][0].title == "b"
   for name, words in (("gone", "no 'gone'"), ("nothing", "returned a int")):
     c = dataclasses.replace(config.retrieval, kind=f"{path}:{name}")
     with pytest.raises(ValueError, match=f"retrieval.kind.*{words}"):

@@ -25,8 +25,6 @@ CPU = hardware.Hardware(
   head_room=0.5,
   flops=1e12,
   memory_bandwidth=1e11,
-  link_bandwidth=1e10,
-  network_bandwidth=1e9,
   host_bandwidth=1e9,
   source="No data sheet",
 )

@@ -29,7 +29,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as gpu
 
-from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
 # Rows of a warpgroup's matrix products: wgmma has no fewer.
@@ -120,7 +119,7 @@ def attend(
   )(q, pages.k, pages.v, table, last, ends)
   if splits == 1:
     return found[0]
-  out = paged_attention.joined(found[0], found[1][..., :group])
+  out = pages_lib.joined(found[0], found[1][..., :group])
   return out.reshape(q.shape).astype(q.dtype)
 
 

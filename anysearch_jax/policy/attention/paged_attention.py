@@ -288,18 +288,6 @@ def add_block(
   return larger, total, out * shrink[..., None] + new
 
 
-def joined(out: jax.Array, sums: jax.Array) -> jax.Array:
-  """Joins the results of parts of the keys, `[B, K, splits, R, H]`.
-
-  `sums`, `[B, K, splits, R]`, are the logarithms of the parts' sums of weights,
-  to the base 2.
-  """
-  weight = jnp.exp2(sums - jnp.max(sums, axis=2, keepdims=True))
-  # Divided last, two parts are joined by one kernel.
-  out = jnp.sum(out * weight[..., None], axis=2)
-  return out / jnp.sum(weight, axis=2)[..., None]
-
-
 def _tpu_decode(
   q: jax.Array, pages: pages_lib.Pages, table: jax.Array, positions: jax.Array
 ) -> jax.Array:

@@ -169,3 +169,15 @@ def write(
     (k, k_scale), (v, v_scale) = quantised(k), quantised(v)
     new = Pages(k, v, k_scale, v_scale)
   return jax.tree.map(written, pages, new)
+
+
+def joined(out: jax.Array, sums: jax.Array) -> jax.Array:
+  """Joins the results of parts of the keys, `[B, K, splits, R, H]`.
+
+  `sums`, `[B, K, splits, R]`, are the logarithms of the parts' sums of weights,
+  to the base 2.
+  """
+  weight = jnp.exp2(sums - jnp.max(sums, axis=2, keepdims=True))
+  # Divided last, two parts are joined by one kernel.
+  out = jnp.sum(out * weight[..., None], axis=2)
+  return out / jnp.sum(weight, axis=2)[..., None]
