@@ -22,14 +22,14 @@ def standard_error() -> Iterator[io.StringIO]:
   """
   captured = io.StringIO()
   sys.stderr.flush()
-  kept = os.dup(2)
+  original = os.dup(2)
   with tempfile.TemporaryFile() as file:
     os.dup2(file.fileno(), 2)
     try:
       yield captured
     finally:
       sys.stderr.flush()
-      os.dup2(kept, 2)
-      os.close(kept)
+      os.dup2(original, 2)
+      os.close(original)
       file.seek(0)
       captured.write(file.read().decode(errors="replace"))
