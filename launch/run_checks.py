@@ -6,7 +6,6 @@ say whether its tokenizer and its chat template support the protocol.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -344,11 +343,10 @@ def _log(c: config_lib.RetrievalConfig) -> Finding:
   if not pathlib.Path(c.log).exists() and c.log_mode != "strict":
     return ok(f"log {c.log}: not there yet, the run makes it")
   try:
-    opened = recording.AnswerLog(c.log, writable=False)
+    answers = recording.count(c.log)
   except types.RetrievalError as error:
     return problem(f"log: {error}")
-  with contextlib.closing(opened):
-    return ok(f"log {c.log}: {len(opened)} answers, readable")
+  return ok(f"log {c.log}: {answers} answers, readable")
 
 
 def _nearest(folder: pathlib.Path) -> pathlib.Path:

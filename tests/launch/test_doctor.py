@@ -413,7 +413,6 @@ def test_a_log_is_read_and_never_made(tmp_path):
 
   made = recording.Recorder(One(), path, mode="record", identity="i")
   asyncio.run(made.search(fake_retriever.ask("q")))
-  made.close()
   (finding,) = strict.retriever()
   assert (finding.level, "1 answers" in finding.found) == (findings.OK, True)
   path.write_bytes(b"not a database" * 100)

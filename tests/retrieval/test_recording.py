@@ -61,11 +61,7 @@ class Source:
 
 @contextlib.contextmanager
 def recorder(retriever, path, mode="record", identity=WHO):
-  tested = recording.Recorder(retriever, path, mode=mode, identity=identity)
-  try:
-    yield tested
-  finally:
-    tested.close()
+  yield recording.Recorder(retriever, path, mode=mode, identity=identity)
 
 
 def search(tested, *requests):
@@ -144,7 +140,6 @@ def test_modes_ask_log_and_retriever_in_their_order(path):
     with recorder(source, path) as tested:
       assert search(tested, ask("a")) == [truth(ask("a"))]
       assert tested.counters["recorded"] == (times == 1)
-      assert tested.counters["conflicts"] == 0
   assert source.calls == [["a"]] * 2
   source.calls.clear()
   with recorder(source, path, mode="replay") as tested:
@@ -187,8 +182,6 @@ def test_without_a_retriever_the_only_identity_is_used(path):
   with recorder(None, path, mode="strict", identity=None) as tested:
     assert tested.identity() == WHO
     assert search(tested, ask("a")) == [truth(ask("a"))]
-  with pytest.raises(ValueError, match="pass the retriever's identity"):
-    recording.Recorder(Source(), path, mode="record")
   with recorder(Source(), path, identity="another") as tested:
     search(tested, ask("a"))
   with pytest.raises(ValueError, match='"kind":"test".*"another"'):
@@ -219,14 +212,13 @@ def test_a_retriever_that_raises_leaves_the_logs_answers(path):
     assert "0 answers to 1" in str(failed)
 
 
-def test_the_first_answer_stays_and_another_is_counted(path):
+def test_the_first_answer_stays(path):
   """So the log replays every run that was recorded with it."""
   with recorder(Source(), path) as tested:
     search(tested, ask("a"), ask("b"))
   with recorder(Source("other text"), path) as tested:
     expected = [truth(ask("a")), truth(ask("c"), "other text")]
     assert search(tested, ask("a"), ask("c")) == expected
-    assert tested.counters["conflicts"] == 1
     assert tested.counters["recorded"] == 1
   assert answered(path, ask("a"), mode="strict") == [truth(ask("a"))]
 
@@ -238,7 +230,6 @@ def test_loops_and_threads_share_a_recorder(path):
       found = list(pool.map(lambda some: search(tested, *some), asked))
     assert tested.counters["recorded"] == 50
     assert tested.counters["hits"] + tested.counters["misses"] == 200
-    assert tested.counters["conflicts"] == 0
   assert found == [[truth(r) for r in some] for some in asked]
 
 
@@ -261,7 +252,6 @@ WRITER = textwrap.dedent("""
   for i in range(count):
     answer = asyncio.run(tested.search(types.SearchRequest(f"query {i}", 2)))
     print(f"query {i}", answer[0].title, flush=True)
-  tested.close()
 """)
 
 
@@ -328,7 +318,7 @@ def test_answers_that_cannot_be_written_leave_nothing_behind(path):
   ("content", "sentence"),
   [
     (b"{}\n" * 1000, "file is not a database"),
-    (None, "found a database with application id and version"),
+    (None, "found a database without the table"),
   ],
   ids=["text", "another program's"],
 )
@@ -359,15 +349,3 @@ def test_log_in_a_read_only_folder_can_be_read(path):
     path.parent.chmod(0o755)
   # No file of SQLite's own stands beside it.
   assert os.listdir(path.parent) == [path.name]
-
-
-def test_an_answer_that_was_changed_is_an_error(path):
-  answered(path, ask("a"), ask("b"), retriever=Source())
-  with contextlib.closing(sqlite3.connect(path)) as database:
-    database.execute(
-      "UPDATE answers SET passages = replace(passages, 'a', 'c')"
-    )
-    database.commit()
-  with recorder(None, path, mode="strict") as tested:
-    with pytest.raises(types.RetrievalError, match="the file is damaged"):
-      search(tested, ask("a"))

@@ -225,7 +225,6 @@ def test_a_slow_search_holds_no_other(tmp_path):
       searcher = searching.BatchingRetriever(each, config_lib.SearchConfig())
       loop.run(all_of_them(searcher))
       assert ended[-1] == 0
-    recorded.close()
 
 
 def test_a_search_that_gives_up_leaves_its_turn_to_others():
