@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import logging
 import re
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
-
-import httpx2
 
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import http_calls, redaction
 from anysearch_jax.retrieval import requests as requests_lib
+
+# It logs urls, which have SerpAPI's key.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 Json = dict[str, Any]
 Answer = tuple[types.Passage, ...]
@@ -40,7 +41,7 @@ class Service:
     header: header that carries the key; a url would be logged.
     before: what precedes the key in the header.
     parameter: parameter of the url that carries the key, for a service that
-      reads no header; it is added beneath the client, which logs urls.
+      reads no header.
     link, snippet: keys of a result.
     nothing: returns why a reply without results is a failure; "": nothing was
       found; None: that list is missing.
@@ -181,7 +182,6 @@ class WebRetriever:
       SERPER_API_KEY, SERPAPI_API_KEY, BRAVE_API_KEY or TAVILY_API_KEY.
       SearXNG has none.
     address: address of a SearXNG server.
-    transport: replaces the network, for tests.
     settings: further arguments of `http_calls.Caller`, such as its `patience`.
 
   Raises:
@@ -198,7 +198,6 @@ class WebRetriever:
     price: float,
     key_variable: str = "",
     address: str = "",
-    transport: httpx2.AsyncBaseTransport | None = None,
     **settings: Any,
   ):
     config_settings.require("kind", kind, SERVICES)
@@ -207,23 +206,15 @@ class WebRetriever:
         f"address: found {redaction.shown(address)!r}; expected the address of "
         "a server for searxng and none for others."
       )
-    if address and not redaction.is_address(address):
-      raise ValueError(
-        f"address: found {redaction.shown(address)}, expected one such as "
-        "http://127.0.0.1:8888."
-      )
-    if key_variable and kind == "searxng":
-      raise ValueError(
-        f"key_variable: found {key_variable!r}, expected none for searxng."
-      )
     self._kind, self._service = kind, SERVICES[kind]
     self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
     headers, key = {"Accept": "application/json"}, ""
+    self._parameters: dict[str, str] = {}
     if self._variable:
       key = http_calls.secret_in(self._variable, f"the key for {kind}")
       if self._service.parameter:
-        transport = _KeyInUrl(self._service, key, transport)
+        self._parameters[self._service.parameter] = key
       else:
         headers[self._service.header] = self._service.before + key
     self._caller = http_calls.Caller(
@@ -233,7 +224,6 @@ class WebRetriever:
       again=(*http_calls.BUSY, 500),
       price=price,
       proxies=True,
-      transport=transport,
       **settings,
     )
     self.counters: Counter[str] = self._caller.counters
@@ -261,12 +251,15 @@ class WebRetriever:
     if not query:
       return ()
     k = min(request.k, service.most)
+    sent = service.request(query, k)
+    if self._parameters:
+      sent["params"] |= self._parameters
     try:
       return await self._caller.ask(
         service.method,
         self._url,
         read=lambda value: self._passages(value)[:k],
-        **service.request(query, k),
+        **sent,
       )
     except types.RetrievalError as error:
       status = getattr(error, "status", 0)
@@ -311,41 +304,6 @@ class WebRetriever:
       )
       raise self._caller.unexpected(self._url, found[0], expected)
     return tuple(kept)
-
-
-class _KeyInUrl(httpx2.AsyncBaseTransport):
-  """Adds the key to the url of each request, beneath the client's log."""
-
-  def __init__(
-    self,
-    service: Service,
-    key: str,
-    transport: httpx2.AsyncBaseTransport | None,
-  ):
-    self._added = {service.parameter: key}
-    if transport is None:
-      # A client with its own transport ignores the environment's proxies.
-      url = httpx2.URL(service.url)
-      proxy = None
-      if not urllib.request.proxy_bypass(url.host):
-        proxy = urllib.request.getproxies().get(url.scheme)
-      transport = httpx2.AsyncHTTPTransport(proxy=proxy)
-    self._transport = transport
-
-  async def handle_async_request(
-    self, request: httpx2.Request
-  ) -> httpx2.Response:
-    keyed = httpx2.Request(
-      request.method,
-      request.url.copy_merge_params(self._added),
-      headers=request.headers,
-      stream=request.stream,
-      extensions=request.extensions,
-    )
-    return await self._transport.handle_async_request(keyed)
-
-  async def aclose(self) -> None:
-    await self._transport.aclose()
 
 
 def _clean(value: Any) -> str:

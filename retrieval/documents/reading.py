@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import csv
 import io
 import itertools
@@ -16,21 +14,12 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from anysearch_jax.retrieval import decoding
 from anysearch_jax.retrieval.documents import splitting
 
 # Bytes of a file, which most readers read as a whole.
 LARGEST = 64 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-# Bytes that show the encoding of a file.
-_SAMPLE = 1 << 16
-# Texts with a smaller share of bytes beyond ASCII are of Western Europe.
-_WESTERN = 0.3
-# Of the characters beyond ASCII of a text in UTF-8, fewer are damaged.
-_DAMAGED = 0.1
-# Where a page names its encoding.
-_CHARSET = re.compile(
-  rb"<(?:meta|\?xml)[^>]{1,200}?(?:charset|encoding)=[\s\"']*([\w.-]+)", re.I
-)
 # Fields of a row that are its title, or its text.
 _TITLES = ("title", "name", "question")
 _TEXTS = ("text", "contents", "content", "body")
@@ -95,33 +84,12 @@ def _sized(path: pathlib.Path) -> pathlib.Path:
 
 def _text(path: pathlib.Path) -> str:
   """Returns the text of a file, whose lines end in newlines."""
-  return re.sub("\r\n?", "\n", _decoded(_sized(path).read_bytes()))
-
-
-def _decoded(data: bytes) -> str:
-  """Returns a text in UTF-8, or in an encoding that it names or shows."""
-  sample = data[:_SAMPLE]
-  if sample.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-    return data.decode("utf-16", errors="replace")
-  if b"\0" in sample:
-    raise ReadError("is binary, expected text")
-  text = data.decode("utf-8-sig", errors="replace")
-  beyond = len(text) - len(text.encode("ascii", "ignore"))
-  if text.count("\ufffd") <= _DAMAGED * beyond:
-    return text
-  if named := _CHARSET.search(sample):
-    with contextlib.suppress(LookupError):
-      name = codecs.lookup(named[1].decode()).name
-      # What calls itself Latin-1 is cp1252 or else, as browsers know.
-      if name not in ("ascii", "iso8859-1") and name[:6] != "utf-16":
-        return data.decode(name, errors="replace")
-  others = 1 - len(sample.decode("ascii", "ignore")) / len(sample)
-  if others < _WESTERN:
-    return data.decode("cp1252", errors="replace")
-  import charset_normalizer
-
-  best = charset_normalizer.from_bytes(sample).best()
-  return data.decode(best.encoding if best else "cp1252", errors="replace")
+  data = _sized(path).read_bytes()
+  try:
+    text = decoding.text(data)
+  except ValueError as error:
+    raise ReadError(f"{error}") from error
+  return re.sub("\r\n?", "\n", text)
 
 
 def _plain(path: pathlib.Path) -> Iterator[Part]:
@@ -135,11 +103,9 @@ def _markdown(path: pathlib.Path) -> Iterator[Part]:
 
 def _html(path: pathlib.Path) -> Iterator[Part]:
   import trafilatura
-  from lxml import etree, html
+  from lxml import etree
 
-  # Bytes, because lxml refuses a text that declares its encoding.
-  parser = html.HTMLParser(encoding="utf-8")
-  tree = html.document_fromstring(_text(path).encode(), parser=parser)
+  tree = decoding.tree(_text(path))
   etree.strip_elements(tree, "script", "style", with_tail=False)
   # trafilatura looks for the main part and drops the rest; in a file of one's
   # own, all but menus is wanted.

@@ -18,7 +18,6 @@ import ipaddress
 import socket
 import ssl
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -32,9 +31,6 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-# Below 1024, ports belong to other protocols; mail servers obey HTTP's lines.
-_PORTS = (80, 443)
-_LOWEST_PORT = 1024
 
 
 class PageError(types.RetrievalError):
@@ -159,17 +155,9 @@ async def checked(
     raise PageError(f"{url.host}: there is no such host.") from None
   except (UnicodeError, ValueError):
     raise PageError(f"{url.host}: this is no name of a host.") from None
-  if not parsed:
-    raise PageError(f"{url.host}: there is no such host.")
   if not all(is_open(each, allowed) for each in parsed):
     raise PageError(
       f"{url.host}: its address is not public, so nothing is fetched from it."
-    )
-  private = all(any(a in n for n in allowed) for a in parsed)
-  if port not in _PORTS and port < _LOWEST_PORT and not private:
-    raise PageError(
-      f"{url.host}: found port {port}, expected 80, 443 or one from "
-      f"{_LOWEST_PORT} on."
     )
   return [str(each) for each in parsed]
 
@@ -237,11 +225,6 @@ class Fetcher:
     self._clock = clock
     # By origin: rules (None: nothing may be fetched), and until when they hold.
     self._sites: dict[str, tuple[protego.Protego | None, float]] = {}
-    # Held while a file is read, so that pages of a site read it once, and
-    # forgotten when nobody holds it.
-    self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = (
-      weakref.WeakValueDictionary()
-    )
 
   async def fetch(self, address: str) -> Fetched:
     """Returns a page that robots.txt allows; the caller limits the time.
@@ -350,14 +333,13 @@ class Fetcher:
     nothing, as the RFC demands.
     """
     site = str(url.copy_with(raw_path=b"/robots.txt"))
-    async with self._locks.setdefault(site, asyncio.Lock()):
-      rules, until = self._sites.pop(site, (None, 0.0))
-      if self._clock() >= until:
-        rules, seconds = await self._rules(site)
-        until = self._clock() + seconds
-      self._sites[site] = rules, until
-      if len(self._sites) > _SITES:
-        del self._sites[next(iter(self._sites))]
+    rules, until = self._sites.pop(site, (None, 0.0))
+    if self._clock() >= until:
+      rules, seconds = await self._rules(site)
+      until = self._clock() + seconds
+    self._sites[site] = rules, until
+    if len(self._sites) > _SITES:
+      del self._sites[next(iter(self._sites))]
     if rules is None:
       raise PageError(
         f"{site} cannot be read, so no page of this site is fetched.", "robots"

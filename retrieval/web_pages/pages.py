@@ -7,9 +7,7 @@ advertisements and scripts; there is no model in it.
 from __future__ import annotations
 
 import asyncio
-import codecs
 import concurrent.futures
-import contextlib
 import dataclasses
 import itertools
 import logging
@@ -20,22 +18,13 @@ from typing import Any, NamedTuple
 
 import trafilatura
 from lxml import html
-from trafilatura import utils as trafilatura_utils
 
 from anysearch_jax import types
 from anysearch_jax.host import counting, loop, turns
+from anysearch_jax.retrieval import decoding
 from anysearch_jax.retrieval import requests as requests_lib
 from anysearch_jax.retrieval.web_pages import fetching
 
-# Python has "encodings" that are programs or archives; pages have these.
-_CHARSET = re.compile(
-  r"(utf-?(8|16)(-?[bl]e)?|us-ascii|ascii|latin-?1|iso-?8859-\d+"
-  r"|(windows|cp)-?(125\d|874|932|949)|koi8-[rut]|gb(k|2312|18030)|big5(-hkscs)?"
-  r"|shift[_-]jis|euc-(jp|kr)|iso-2022-(jp|kr)|tis-620|macintosh)"
-)
-# HTML's own rule: the charset is declared in the first 1024 bytes.
-_META = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?([\w-]{1,40})", re.I)
-_META_BYTES = 1024
 _CONTROL = re.compile(
   r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]"
 )
@@ -216,7 +205,7 @@ def text(page: fetching.Fetched) -> Text:
     PageError: the page has no text.
   """
   if page.kind == "text/plain":
-    found = Text("", _decoded(page), is_whole=True)
+    found = Text("", _source(page), is_whole=True)
   else:
     found = _of_html(page)
   lines = _lines(found.text)
@@ -237,14 +226,11 @@ def cut(words: str, most: int) -> str:
 
 
 def _of_html(page: fetching.Fetched) -> Text:
-  source = _decoded(page)
+  source = _source(page)
+  if not source.strip():
+    return Text("", "", is_whole=True)
   try:
-    # A bare fragment is refused unless it is part of something.
-    tree = trafilatura_utils.load_html(source)
-    if tree is None:
-      tree = trafilatura_utils.load_html(f"<html><body>{source}</body></html>")
-    if tree is None:
-      return Text("", "", is_whole=True)
+    tree = decoding.tree(source)
     title = tree.findtext(".//title") or ""
     is_whole = _cut(tree, _MOST)
     is_large = next(itertools.islice(tree.iter(), _COMPARED, None), None)
@@ -261,6 +247,17 @@ def _of_html(page: fetching.Fetched) -> Text:
     ) from None
 
 
+def _source(page: fetching.Fetched) -> str:
+  """Returns the text of the bytes, which trafilatura would unpack as archives.
+
+  Raises PageError if the bytes are no text.
+  """
+  try:
+    return decoding.text(page.data, page.charset)
+  except ValueError as error:
+    raise fetching.PageError(f"{page.url} {error}.", "text") from None
+
+
 def _cut(tree: html.HtmlElement, most: int) -> bool:
   """Removes what follows the first `most` elements; returns if nothing did."""
   node = next(itertools.islice(tree.iter(), most, None), None)
@@ -271,28 +268,6 @@ def _cut(tree: html.HtmlElement, most: int) -> bool:
     del parent[parent.index(node) + kept :]
     parent.tail, node, kept = None, parent, 1
   return False
-
-
-def _decoded(page: fetching.Fetched) -> str:
-  """Returns the text of the bytes, with U+FFFD for what is broken.
-
-  The bytes never reach trafilatura, which would unpack archives in them.
-  """
-  declared = _META.search(page.data[:_META_BYTES])
-  names = [
-    page.charset,
-    declared[1].decode("ascii").lower() if declared else "",
-  ]
-  if page.data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-    names.insert(0, "utf-16")
-  for name in names:
-    if _CHARSET.fullmatch(name):
-      with contextlib.suppress(LookupError):  # No codec of Python's.
-        return page.data.decode(name, errors="replace").lstrip("\ufeff")
-  with contextlib.suppress(UnicodeDecodeError):
-    # A page that was cut may end within a character.
-    return codecs.getincrementaldecoder("utf-8-sig")().decode(page.data)
-  return page.data.decode("windows-1252", errors="replace")
 
 
 def _lines(found: str) -> str:

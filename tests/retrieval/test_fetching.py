@@ -401,15 +401,6 @@ def test_one_private_address_among_public_ones_refuses_the_host():
     assert private not in str(caught.value)
 
 
-def test_ports_of_other_protocols_are_refused():
-  for port in (80, 443, 8080):
-    assert check(f"http://a.example:{port}/", "93.184.216.34")
-  with pytest.raises(fetching.PageError, match="found port 25, expected 80"):
-    check("http://a.example:25/", "93.184.216.34")
-  inside = fetching.networks(("10.0.0.0/8",))
-  assert check("http://a.example:81/", "10.0.0.1", allowed=inside)
-
-
 def test_an_unknown_host_is_a_fact_and_a_broken_resolver_is_none():
   url = "http://a.example/"
   with pytest.raises(fetching.PageError, match="no such host"):
