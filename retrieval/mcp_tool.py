@@ -32,7 +32,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _OF_CALLS = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
 _START_SECONDS = 60.0
 _LARGEST = 2_000_000  # Characters of a result.
-_BUSY = -32029  # Of a call that an address refuses for now.
+_PAUSE_SECONDS = 1.0  # Of a refusal for now that says no other.
 
 
 class McpRetriever:
@@ -40,7 +40,7 @@ class McpRetriever:
 
   The connection is opened at once, and again when it has ended: a server that
   died is started again, or connected to again. A call that an address refuses
-  for now (429) waits, as those of `http_calls.Caller` do.
+  for now (429) is sent again until its deadline.
 
   Args:
     url: address of the server; "": it is a program, `settings.command`.
@@ -168,43 +168,34 @@ class McpRetriever:
     query = " ".join(request.query.encode(errors="ignore").decode().split())
     if not query:
       return ()
-    asked = self._fixed | {self._query: query}
+    arguments = self._fixed | {self._query: query}
     if self._k:
-      asked[self._k] = request.k
-    again = False
+      arguments[self._k] = request.k
+    is_last = False
     while True:
-      sent = await self._gate.turn(limit)
+      await self._gate.turn(limit)
       connection = self._connected()
       try:
         client = await asyncio.shield(connection.client)
-        result = await client.call_tool(self._tool, asked)
-        self._gate.answered()
-        self.counters["cost"] += self._price  # type: ignore[assignment]
-        return self._answer(result)[: request.k]
-      except types.RetrievalError:
-        raise
+        result = await client.call_tool(self._tool, arguments)
+        break
       except asyncio.CancelledError:
         # Without an answer in time, a new connection may help the next call.
         if limit.is_late and connection.client.done():
           await self._drop(connection)
         raise
       except Exception as error:  # Whatever a transport and its scopes raise.
-        met = self._failed(error)
-        code = getattr(_first(error), "code", None)
-        if code == _BUSY:
-          if connection.client.done() and connection.client.exception():
-            await self._drop(connection)  # It was refused as it began.
-          asked_for = {"retry-after": str(getattr(_first(error), "data", ""))}
-          seconds = http_calls.retry_after(asked_for)
-          self._gate.pause(seconds, sent=sent, said=str(met), limit=limit)
-          continue
-        if isinstance(error, pydantic.ValidationError) or code in _OF_CALLS:
-          raise met from None
+        failure = self._failed(error)
+        is_of_call = getattr(_first(error), "code", None) in _OF_CALLS
+        if is_of_call or isinstance(error, pydantic.ValidationError):
+          raise failure from None
         if connection.client.done():  # Otherwise it starts slowly.
           await self._drop(connection)
-        if again:
-          raise met from None
-        again = True
+        if is_last:
+          raise failure from None
+        is_last = True
+    self.counters["cost"] += self._price  # type: ignore[assignment]
+    return self._answer(result)[: request.k]
 
   def _connected(self) -> _Connection:
     """Returns the connection, or a new one."""
@@ -235,9 +226,7 @@ class McpRetriever:
   def _answer(self, result: Any) -> tuple[types.Passage, ...]:
     """Returns the passages of a result: its list, or one of each text block."""
     texts = [block.text for block in result.content if block.type == "text"]
-    # Servers send both for clients that know only one.
-    structured = json.dumps(result.structured_content)
-    size = max(sum(map(len, texts)), len(structured))
+    size = sum(map(len, texts))
     if size > _LARGEST:
       raise http_calls.AnswerError(
         f"MCP tool {self._tool}: found a result of {size} characters, expected "
@@ -245,27 +234,24 @@ class McpRetriever:
       )
     if result.is_error or (result.content and not texts):
       kinds = ", ".join(sorted({block.type for block in result.content}))
-      met = self._redact.quote(" ".join(texts), 300) or f"no text ({kinds})."
-      raise http_calls.AnswerError(f"MCP tool {self._tool}: found {met}")
+      message = self._redact.quote(" ".join(texts), 300)
+      raise http_calls.AnswerError(
+        f"MCP tool {self._tool}: found {message or f'no text ({kinds}).'}"
+      )
     value = result.structured_content
-    if not self._places:
-      results = _only_list(value)
-      if results is None:
-        return tuple(map(_passage, filter(str.strip, texts)))
-      return tuple(map(self._placed, results))
-    if value is None:
+    if value is None and self._places:
       try:
         value = json.loads("\n".join(texts))
       except (ValueError, RecursionError) as error:
         raise self._unexpected("\n".join(texts), f"JSON ({error})") from None
     place = self._places.get(_RESULTS, "")
-    items = _value_at(value, place)
-    if not place and isinstance(items, Mapping):
-      items = _only_list(items)
-    if not isinstance(items, list):
+    results = _value_at(value, place) if place else _only_list(value)
+    if results is None and not self._places:
+      return tuple(map(_passage, filter(str.strip, texts)))
+    if not isinstance(results, list):
       where = place or "the whole"
       raise self._unexpected(value, f"a list at {where} (retrieval.mcp.fields)")
-    return tuple(map(self._placed, items))
+    return tuple(map(self._placed, results))
 
   def _placed(self, item: Any) -> types.Passage:
     """Returns one result as a passage, by the places of its parts."""
@@ -301,24 +287,17 @@ class McpRetriever:
 
 
 class _Client(httpx2.AsyncClient):
-  """Passes a refusal for now on as an error of its call: the SDK hides it."""
+  """Sends a request again that the address refuses for now (429, or 503)."""
 
   async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
-    response = await super().send(request, **how)
-    seconds = http_calls.retry_after(response.headers)
-    if response.status_code != 429 and not (
-      response.status_code == 503 and seconds
-    ):
-      return response
-    said = (await response.aread()).decode(errors="replace")
-    await response.aclose()
-    error = {"code": _BUSY, "message": f"HTTP {response.status_code}: {said}"}
-    try:
-      name = json.loads(request.content).get("id")
-    except ValueError:
-      name = None
-    body = {"jsonrpc": "2.0", "id": name, "error": error | {"data": seconds}}
-    return httpx2.Response(response.status_code, json=body, request=request)
+    while True:
+      response = await super().send(request, **how)
+      seconds = http_calls.retry_after(response.headers)
+      is_busy = response.status_code == 503 and seconds
+      if response.status_code != 429 and not is_busy:
+        return response
+      await response.aclose()
+      await asyncio.sleep(seconds or _PAUSE_SECONDS)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -357,11 +336,11 @@ class _Connection:
 
 
 def _only_list(value: Any) -> list[Any] | None:
-  """Returns the only list among an object's values; None if there is none."""
-  if not isinstance(value, Mapping):
-    return None
-  lists = [item for item in value.values() if isinstance(item, list)]
-  return lists[0] if len(lists) == 1 else None
+  """Returns a list, or the only one in an object; None if there is none."""
+  if isinstance(value, Mapping):
+    lists = [item for item in value.values() if isinstance(item, list)]
+    value = lists[0] if len(lists) == 1 else None
+  return value if isinstance(value, list) else None
 
 
 def _value_at(value: Any, path: str) -> Any:

@@ -13,8 +13,9 @@ programs that are opening it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -32,12 +33,10 @@ from anysearch_jax.retrieval.index import building, opening, search
 
 _NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
 # Changes with what the readers make of a file, and with `_File`.
-_VERSION = 4
+_VERSION = 5
 # Tokens of an encoder's text that a title and headings may take, and the least
 # that remain for a passage.
 _TITLE, _LEAST = 48, 16
-# Vectors between two safe points.
-_SHARD = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +95,8 @@ def update(
 ) -> Summary:
   """Makes the index in a folder that of the documents as they are now.
 
-  Files with the size and time, or the bytes, of before are not parsed again.
+  Files with the size and time of before are not parsed again, and passages of
+  before keep their vectors.
 
   Args:
     paths: files, folders and globs, or one of them, see `finding.find`.
@@ -124,12 +124,13 @@ def update(
     found = finding.find(paths, reading.READERS, without=str(folder))
     made_by, splitter = _made_by(settings, encoder)
     newest = building.newest(folder)
-    before, is_same = ({}, False) if afresh else _read(newest, made_by)
-    if is_same and before.keys() == {*found.files}:
-      if all(each.stamp == _stamp(each.path) for each in before.values()):
+    before = {} if afresh else _read(newest, made_by)
+    if before.keys() == {*found.files}:
+      if all(file.stamp == _stamp(file.path) for file in before.values()):
         return _summary(found, before, before)
     beside = folder / _NEXT
-    (beside / "corpus").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(beside, ignore_errors=True)
+    (beside / "corpus").mkdir(parents=True)
     files: dict[finding.File, _File] = {}
     with (beside / _ROWS).open("wb") as out:
       for done, file in enumerate(found.files, start=1):
@@ -142,10 +143,21 @@ def update(
         f"{list(summary.skipped[:3])}; of other kinds: {dict(found.ignored)}), "
         f"expected files that end in {', '.join(reading.READERS)}."
       )
-    if encoder is not None and is_same:
-      encoder = _Remembering(encoder, newest)
-    _build(beside, settings, encoder, on_rows)
-    json_files.write(beside / _FILES, made_by | {"files": [*files.values()]})
+    kind = "bm25"
+    if encoder is not None:
+      kind = "flat"
+      if before:
+        encoder = _Remembering(encoder, newest)
+    building.build(
+      beside / _ROWS,
+      beside,
+      building.Settings(kind, language=settings.language),
+      encoder=encoder,
+      on_rows=on_rows,
+    )
+    json_files.write(
+      beside / _FILES, {"made_by": made_by, "files": [*files.values()]}
+    )
     name = f"build-{uuid.uuid4().hex[:10]}"
     beside.rename(folder / name)
     json_files.write(folder / building.CURRENT, {"build": name})
@@ -160,7 +172,6 @@ class _File(NamedTuple):
 
   path, name: see `finding.File`.
   stamp: see `_stamp`.
-  sha256: of the file; "": it could not be opened.
   rows: number of its passages.
   start, end: of their lines, in bytes.
   reason: why it has no rows.
@@ -169,7 +180,6 @@ class _File(NamedTuple):
   path: str
   name: str
   stamp: list[int]
-  sha256: str
   rows: int
   start: int
   end: int
@@ -187,21 +197,19 @@ def _stamp(path: str) -> list[int]:
 
 def _read(
   build: pathlib.Path, made_by: Mapping[str, Any]
-) -> tuple[dict[finding.File, _File], bool]:
-  """Returns the files of a build whose rows may serve again.
-
-  And whether the whole index may: its settings are the same, and it is whole.
-  """
+) -> dict[finding.File, _File]:
+  """Returns the files of a build that is whole and was made the same way."""
   try:
     opening.read(build)
     passages.Corpus(build / "corpus").verify()
-    found = json_files.read(build / _FILES)
-    files = {finding.File(*each[:2]): _File(*each) for each in found["files"]}
-    rows, index = found["rows"], found["index"]
+    stored = json_files.read(build / _FILES)
+    files = [_File(*values) for values in stored["files"]]
+    is_same = stored["made_by"] == made_by
   except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
-    return {}, False
-  is_same = rows == made_by["rows"]
-  return files if is_same else {}, is_same and index == made_by["index"]
+    return {}
+  if not is_same:
+    return {}
+  return {finding.File(file.path, file.name): file for file in files}
 
 
 def _write(
@@ -217,19 +225,12 @@ def _write(
   """
   start, count, reason = out.tell(), 0, ""
   stamp = _stamp(file.path)
-  try:
-    if old and old.stamp == stamp:
-      sha256 = old.sha256
-    else:
-      sha256 = disk.fingerprint(pathlib.Path(file.path))["sha256"]
-  except OSError as error:
-    sha256, reason = "", f"cannot be opened: {error.strerror}"
-  if old and old.sha256 == sha256:
+  if old and old.stamp == stamp:
     with (build / _ROWS).open("rb") as lines:
       lines.seek(old.start)
       out.write(lines.read(old.end - old.start))
     count, reason = old.rows, old.reason
-  elif not reason:
+  else:
     try:
       for part in reading.read(file.path):
         for heading, text in splitter(part.text, is_markdown=part.is_markdown):
@@ -250,46 +251,26 @@ def _write(
       out.seek(start)
       out.truncate()
       count, reason = 0, str(error)
-  return _File(*file, stamp, sha256, count, start, out.tell(), reason)
+  return _File(*file, stamp, count, start, out.tell(), reason)
 
 
 def _made_by(
   settings: Settings, encoder: search.Encoder | None
 ) -> tuple[dict[str, Any], splitting.Splitter]:
-  """Returns what rows and index depend on, as JSON values, and the splitter."""
-  index: dict[str, Any] = {"language": settings.language}
-  if encoder is not None:
-    index = {"encoder": encoder.identity()}
-  tokens, tokenizer, counted = settings.tokens, None, ""
+  """Returns what an index depends on, as JSON values, and the splitter."""
+  made_by: dict[str, Any] = {"version": _VERSION}
+  tokens, tokenizer = settings.tokens, None
+  if encoder is None:
+    made_by["language"] = settings.language
+  else:
+    made_by["encoder"] = encoder.identity()
   if isinstance(encoder, search.Tokenized):
     tokenizer, most = encoder.tokenizer()
     tokens = min(tokens, max(most - _TITLE, _LEAST))
-    counted = json_files.sha256(tokenizer.to_str())
   overlap = min(settings.overlap, tokens // 2)
-  made_by = {
-    "rows": [_VERSION, tokens, overlap, counted],
-    "index": building.without_paths(index),
-  }
-  return made_by, splitting.Splitter(tokens, overlap, tokenizer)
-
-
-def _build(
-  beside: pathlib.Path,
-  settings: Settings,
-  encoder: search.Encoder | None,
-  on_rows: Callable[[int, int], None],
-) -> None:
-  """Builds the index of the rows in a folder, or resumes that."""
-  kind = "bm25" if encoder is None else "flat"
-  made = building.Settings(kind, language=settings.language, shard=_SHARD)
-  rows = beside / _ROWS
-  try:
-    building.build(rows, beside, made, encoder=encoder, on_rows=on_rows)
-  except building.OtherIndexError:  # A stopped update was of other documents.
-    for left in (building.BEGUN, building.BUILT):
-      (beside / left).unlink(missing_ok=True)
-    shutil.rmtree(beside / "vectors", ignore_errors=True)
-    building.build(rows, beside, made, encoder=encoder, on_rows=on_rows)
+  made_by |= {"tokens": tokens, "overlap": overlap}
+  splitter = splitting.Splitter(tokens, overlap, tokenizer)
+  return building.without_paths(made_by), splitter
 
 
 class _Remembering:
@@ -303,30 +284,22 @@ class _Remembering:
   def __init__(self, encoder: search.Encoder, build: pathlib.Path):
     self._encoder, self.dim = encoder, encoder.dim
     self.queries, self.identity = encoder.queries, encoder.identity
-    found = json_files.read(build / building.BUILT)
-    shards = building.shards_of(build, found)
-    self._rows: dict[bytes, int] = {}
+    shards = building.shards_of(build, json_files.read(build / building.BUILT))
+    self._vectors: dict[str, np.ndarray] = {}
     if all(map(shards.finished, range(len(shards)))):
-      self._each = shards.each
-      self._vectors = [shards.rows(shard) for shard in range(len(shards))]
       texts = passages.Corpus(build / "corpus").contents(0, shards.count)
-      self._rows = {_key(text): row for row, text in enumerate(texts)}
+      rows = map(shards.rows, range(len(shards)))
+      vectors = itertools.chain.from_iterable(rows)
+      self._vectors = dict(zip(texts, vectors, strict=True))
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
     """Returns vectors; see `search.Encoder`."""
-    rows = [self._rows.get(_key(text)) for text in texts]
-    new = [at for at, row in enumerate(rows) if row is None]
-    out = np.empty((len(texts), self.dim), np.float32)
+    new = [text for text in texts if text not in self._vectors]
+    vectors = collections.ChainMap(self._vectors)
     if new:
-      out[new] = self._encoder.passages([texts[at] for at in new])
-    for at, row in enumerate(rows):
-      if row is not None:
-        out[at] = self._vectors[row // self._each][row % self._each]
-    return out
-
-
-def _key(text: str) -> bytes:
-  return hashlib.sha256(text.encode()).digest()[:16]
+      encoded = self._encoder.passages(new)
+      vectors = vectors.new_child(dict(zip(new, encoded, strict=True)))
+    return np.array([vectors[text] for text in texts], np.float32)
 
 
 def _summary(
@@ -335,8 +308,8 @@ def _summary(
   before: Mapping[finding.File, _File],
 ) -> Summary:
   """Returns what an update made of the files of another build."""
-  now = {file: each.sha256 for file, each in files.items() if each.rows}
-  old = {file: each.sha256 for file, each in before.items() if each.rows}
+  now = {key: tuple(file.stamp) for key, file in files.items() if file.rows}
+  old = {key: tuple(file.stamp) for key, file in before.items() if file.rows}
   both, unchanged = len(now.keys() & old), len(now.items() & old.items())
   return Summary(
     files=len(now),

@@ -3,7 +3,7 @@
     python mcp_search_server.py [--http PORT [SEARCHES_A_SECOND]]
 
 Query `hang` never answers, `die` ends the process, `huge` answers 50 MB,
-`busy` is refused once, `error` fails with terminal escapes, `image` answers
+`error` fails with terminal escapes, `image` answers
 without text, and `plain` as plain text.
 """
 
@@ -15,7 +15,6 @@ import sys
 import time
 from typing import Any
 
-import mcp
 import pydantic
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -56,7 +55,6 @@ def ranked(query: str, limit: int) -> list[Hit]:
 
 def make() -> MCPServer:
   server = MCPServer("library", version="1.0", log_level="ERROR")
-  refused = []
 
   @server.tool()
   async def search_documents(search_query: str, max_results: int = 10) -> Found:
@@ -71,9 +69,6 @@ def make() -> MCPServer:
     if search_query == "huge":
       hit = Hit(id="x", title="", text="a" * 50_000_000, score=1)
       return Found(results=[hit])
-    if search_query == "busy" and not refused:
-      refused.append(search_query)
-      raise mcp.MCPError(-32029, "Slower.", {"retryAfter": "soon"})
     if search_query == "error":
       raise ToolError("\x1b]0;owned\x07The index\nis being built.")
     return Found(results=ranked(search_query, max_results))
