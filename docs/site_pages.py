@@ -1,7 +1,7 @@
 """Pages of the site without a file in docs/; MkDocs calls this, see mkdocs.yml.
 
 They are README.md and the other pages of the root, with their links rewritten,
-and a page for each room of the library, from its docstrings.
+the settings, and the public API from its docstrings.
 """
 
 from __future__ import annotations
@@ -19,15 +19,7 @@ PAGES = {
   "CONTRIBUTING.md": "contributing.md",
   "CHANGELOG.md": "changelog.md",
 }
-LIBRARY = ROOT / "anysearch_jax"
 sys.path.insert(0, str(ROOT))
-
-
-def on_config(config):
-  """Adds a section with a page for each room to the navigation."""
-  pages = [f"api/{room}.md" for room in rooms()]
-  config.nav.append({"API": ["api/index.md", *pages]})
-  return config
 
 
 def on_files(files, *, config):
@@ -35,11 +27,7 @@ def on_files(files, *, config):
   for name, page in PAGES.items():
     text = (ROOT / name).read_text("utf-8")
     files.append(File.generated(config, page, content=relinked(text)))
-  for room, modules in rooms().items():
-    lines = [f"# {room}\n", *(f"::: {module}\n" for module in modules)]
-    page = File.generated(config, f"api/{room}.md", content="\n".join(lines))
-    files.append(page)
-  files.append(File.generated(config, "api/index.md", content=public()))
+  files.append(File.generated(config, "api.md", content=public()))
   files.append(File.generated(config, "configuration.md", content=settings()))
   return files
 
@@ -50,15 +38,13 @@ def on_page_markdown(text, **_):
 
 
 def public() -> str:
-  """A page with the public names, linked to their objects."""
+  """Returns a page with the docstrings of the public names."""
   import anysearch_jax  # Imports nothing of the library yet.
 
-  rows = [
-    f"| `anysearch_jax.{name}` | [{place}][{place}] |"
-    for name, parts in anysearch_jax._PUBLIC.items()
-    for place in [".".join(filter(None, parts))]
-  ]
-  return "\n".join(["# Public API\n", "| name | is |", "|---|---|", *rows])
+  places = {
+    ".".join(filter(None, place)) for place in anysearch_jax._PUBLIC.values()
+  }
+  return "\n\n".join(["# Public API", *(f"::: {p}" for p in sorted(places))])
 
 
 def settings() -> str:
@@ -84,28 +70,3 @@ def relinked(text: str) -> str:
     text = text.replace(f"]({name}", f"]({page}")
   known = r"https?:|#|images/|[\w/]+\.md"
   return re.sub(rf"\[([^\]]*)\]\((?!{known})[^)]*\)", r"\1", text)
-
-
-def rooms() -> dict[str, list[str]]:
-  """The modules of each room by their dotted names."""
-  found = {
-    path.stem: [f"anysearch_jax.{path.stem}"]
-    for path in sorted(LIBRARY.glob("[!_]*.py"))
-  }
-  commands = (LIBRARY / "launch", LIBRARY / "configs")
-  folders = sorted(
-    path.parent
-    for path in LIBRARY.glob("*/__init__.py")
-    if path.parent not in commands
-  )
-  for folder in folders:
-    paths = [path.relative_to(ROOT) for path in sorted(folder.rglob("*.py"))]
-    found[folder.name] = [
-      ".".join(folder.relative_to(ROOT).parts),
-      *(
-        ".".join(path.with_suffix("").parts)
-        for path in paths
-        if not path.name.startswith("_")
-      ),
-    ]
-  return found

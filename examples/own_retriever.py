@@ -1,6 +1,5 @@
-r"""Answers the searches by a retriever of your own, alone and in a pipeline.
+r"""Answers the searches by a retriever of your own, in a pipeline with BM25.
 
-    python -m examples.own_retriever --questions=50
     python -m launch.evaluate --config=configs/quickstart.py --output=runs/own \
         --config.retrieval.kind=examples/own_retriever.py:best
 
@@ -10,15 +9,9 @@ given the searches of many episodes at once: they are then asked in batches.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import pathlib
-import tempfile
 
 import anysearch_jax as aj
-from anysearch_jax.configs import quickstart
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 class WordOverlap:
@@ -47,33 +40,3 @@ def best(config: aj.ExperimentConfig) -> aj.Retriever:
   world = aj.World()  # A retriever of yours opens its own documents.
   lexical = aj.LexicalRetriever(world.corpus, reads=world.searched)
   return aj.fuse(WordOverlap(world.corpus), lexical, k=5)
-
-
-def main(argv: list[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("--questions", type=int, default=50)
-  count = parser.parse_args(argv).questions
-  config = quickstart.get_config()
-  env = aj.environment_of(config.episode)
-  evaluation = dataclasses.replace(config.evaluation, budgets=(0, 3))
-  policy, world = aj.load_policy(ROOT / config.policy), aj.World()
-  for retriever in (WordOverlap(world.corpus), best(config)):
-    with tempfile.TemporaryDirectory() as folder:
-      engine = aj.make_engine(policy, config, seed=0)
-      summary = aj.evaluate(
-        evaluation,
-        aj.Playing(config.episode, env, config.engine.slots),
-        player=aj.Player(engine, policy.tokenizer),
-        questions=world.questions("held-out", count, seed=0),
-        retriever=retriever,
-        folder=pathlib.Path(folder),
-      )
-    for cell in summary["cells"]:
-      print(
-        f"{type(retriever).__name__}, budget {cell['budget']}: {cell['em']} of "
-        f"{cell['n']} right with {cell['searches']} searches"
-      )
-
-
-if __name__ == "__main__":
-  main()

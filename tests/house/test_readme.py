@@ -77,8 +77,9 @@ def test_site_lists_every_page():
   )
   assert len(of_root) == 4
   pages = [page.name for page in PAGES[2:]]
-  # The page of settings is made from `anysearch list settings`.
-  assert sorted(listed) == sorted([*pages, *of_root, "configuration.md"])
+  # Those of the settings and of the API are made from the code.
+  made = ["configuration.md", "api.md"]
+  assert sorted(listed) == sorted([*pages, *of_root, *made])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
