@@ -15,7 +15,6 @@ docs/own.md says what the function gets and what is checked.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
 from collections.abc import Sequence
 
@@ -46,14 +45,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--output", type=pathlib.Path, default="runs/own_reward")
   args = parser.parse_args(argv)
   config = quickstart.get_config()
-  config = dataclasses.replace(
+  steps = args.rollouts * config.curriculum.steps_per_rollout
+  config = aj.config.changed(
     config,
-    reward=dataclasses.replace(config.reward, function=f"{__file__}:reward"),
-    curriculum=dataclasses.replace(
-      config.curriculum,
-      phase1_steps=0,
-      total_steps=args.rollouts * config.curriculum.steps_per_rollout,
-    ),
+    reward={"function": f"{__file__}:reward"},
+    curriculum={"phase1_steps": 0, "total_steps": steps},
   )
   aj.validate(config)
   args.output.mkdir(parents=True, exist_ok=True)

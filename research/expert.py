@@ -199,9 +199,9 @@ class Expert:
   def _resolve(self, entity: str, relation: str, *, last: bool) -> _Value:
     """Finds, recalls or guesses one value."""
     config, world = self._config, self._world
-    memory = world.recall(entity, relation)
+    memory = recall(world, entity, relation)
     alternative = _FACTS.RELATIONS[_FACTS.INDEX[relation]].alternative
-    candidates = world.objects(relation)
+    candidates = objects(world, relation)
     known = memory is not None
     chance = self._wants("known" if known else "unknown")
     kind = f"recall_{'known' if known else 'unknown'}"
@@ -321,3 +321,16 @@ def play(config: aj.ExperimentConfig, source: Any) -> aj.Player:
     return said
 
   return aj.Player(aj.world_agents.ScriptedEngine(say, codec), codec)
+
+
+def recall(world: aj.World, entity: str, relation: str) -> str | None:
+  """Returns the memorized value of a fact, or None."""
+  value = world.memory[world.index[entity], _FACTS.INDEX[relation]]
+  return None if value < 0 else world.entities[value]
+
+
+def objects(world: aj.World, relation: str) -> Sequence[str]:
+  """Returns all entities of the kind that a relation leads to."""
+  kind = _FACTS.RELATIONS[_FACTS.INDEX[relation]].object
+  members = world.members[kind]
+  return world.entities[members.start : members.stop]

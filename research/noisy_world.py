@@ -65,7 +65,8 @@ _FILE = "research/noisy_world.py"
 
 NAMES = aj.World()
 SUBJECTS = NAMES.entities[:_SUBJECTS]
-VALUES = tuple(NAMES.objects("country")[:6])
+_COUNTRIES = NAMES.members["country"]
+VALUES = tuple(NAMES.entities[entity] for entity in _COUNTRIES[:6])
 
 
 def get_config() -> aj.ExperimentConfig:

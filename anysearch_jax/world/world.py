@@ -156,19 +156,9 @@ class World:
     self.known = (values >= 0) & (rng.random(values.shape) < known)
     self.memory = np.where(self.known, values, -1)
 
-  def recall(self, entity: str, relation: str) -> str | None:
-    """Returns the memorized value of a fact, or None."""
-    value = self.memory[self.index[entity], INDEX[relation]]
-    return None if value < 0 else self.entities[value]
-
   def reliability(self, relation: str) -> float:
     """Returns the probability that a memory of this relation is right."""
     return 1 - self._change[INDEX[relation]]
-
-  def objects(self, relation: str) -> Sequence[str]:
-    """Returns all entities of the kind that a relation leads to."""
-    members = self.members[RELATIONS[INDEX[relation]].object]
-    return self.entities[members.start : members.stop]
 
   @functools.cache  # noqa: B019 - a world lives as long as its process.
   def snapshot(self, index: int) -> Snapshot:

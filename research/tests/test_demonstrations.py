@@ -115,9 +115,13 @@ def test_the_expert_recalls_what_memory_holds_and_guesses_the_rest():
         word, value = reply.split()
         seen.add((word, relation == "verdict"))
         if relation != "verdict":
-          memory = WORLD.recall(entity, relation)
+          memory = expert_lib.recall(WORLD, entity, relation)
           assert (word == "recall") == (memory is not None)
-          assert value == memory if memory else value in WORLD.objects(relation)
+          assert (
+            value == memory
+            if memory
+            else value in expert_lib.objects(WORLD, relation)
+          )
   assert seen == {("recall", False), ("guess", False), ("guess", True)}
 
 
@@ -208,7 +212,7 @@ def test_probes_are_at_the_positions_of_their_decisions():
       *_, need, entity, relation, end = before
       assert (need, end, said) == ("need", ";", "recall")
       assert actual in ("recall", "guess", "</think>")
-      memory = WORLD.recall(entity, relation)
+      memory = expert_lib.recall(WORLD, entity, relation)
       assert (memory is not None) == (name == "recall_known")
       continue
     assert actual == said

@@ -65,32 +65,31 @@ def find(
       found.setdefault(str(real), path)
 
   for given in paths:
-    root = path = os.path.expanduser(given)
-    each = [path]
-    if glob.has_magic(path) and not os.path.lexists(path):
-      each = sorted(glob.glob(path, recursive=True))
-      while glob.has_magic(root):
-        root = os.path.dirname(root)
-    elif not os.path.isdir(path):
-      root = os.path.dirname(path)
-    if not each or not all(map(os.path.lexists, each)):
+    path = os.path.expanduser(given)
+    matches = [path]
+    if not os.path.lexists(path):
+      matches = sorted(glob.glob(path, recursive=True))
+    if not matches:
       raise ValueError(
         f"documents: found nothing at {given}, expected a file, a folder or a "
         "glob such as 'notes/**/*.md'."
       )
+    root = os.path.abspath(path)
+    while not os.path.isdir(root):
+      root = os.path.dirname(root)
     real = pathlib.Path(root).resolve()
     if out in (real, *real.parents):
       raise ValueError(
         f"documents: {given} is in {without}, the folder of the index; "
         "expected an index elsewhere."
       )
-    roots.append(os.path.abspath(root))
-    for one in each:
-      if not os.path.isdir(one):
-        take(one)
+    roots.append(root)
+    for match in matches:
+      if not os.path.isdir(match):
+        take(match)
       elif "**" not in path:  # Which names the files of its folders too.
         for folder, folders, names in os.walk(
-          one, onerror=lambda e: refused.append((e.filename, f"{e.strerror}"))
+          match, onerror=lambda e: refused.append((e.filename, f"{e.strerror}"))
         ):
           links = {d for d in folders if os.path.islink(f"{folder}/{d}")}
           ignored["hidden"] += sum(n[0] == "." for n in (*folders, *names))

@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from anysearch_jax.retrieval import decoding
@@ -23,6 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 # Fields of a row that are its title, or its text.
 _TITLES = ("title", "name", "question")
 _TEXTS = ("text", "contents", "content", "body")
+csv.field_size_limit(LARGEST)
 # They log what they mend in a file.
 for _name in ("pypdf", "trafilatura"):
   logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -139,25 +140,21 @@ def _row(number: int, row: Mapping[str, Any]) -> Part:
 def _csv(path: pathlib.Path) -> Iterator[Part]:
   text = _text(path).lstrip("\n")
   first = text.partition("\n")[0]
-  # The limit is one of the process, in which questions are read with theirs.
-  limit = csv.field_size_limit(LARGEST)
-
-  def divided(lines: Iterable[str], by: str) -> Iterator[list[str]]:
-    return csv.reader(lines, delimiter=by, skipinitialspace=True)
-
-  try:
-    by = max(",;\t|", key=lambda each: len(next(divided([first], each), ())))
-    rows = filter(any, divided(io.StringIO(text, newline=""), by))
-    header = next(rows, [])
-    for number, row in enumerate(rows, start=1):
-      fields: dict[str, str] = {}
-      each = itertools.zip_longest(header, row, fillvalue="")
-      for column, (name, value) in enumerate(each, start=1):
-        is_new = name and name not in fields
-        fields[name if is_new else f"{name or 'column'} {column}"] = value
-      yield _row(number, fields)
-  finally:
-    csv.field_size_limit(limit)
+  delimiter = max(
+    ",;\t|", key=lambda by: len(next(csv.reader([first], delimiter=by), ()))
+  )
+  lines = csv.reader(
+    io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True
+  )
+  rows = filter(any, lines)
+  header = next(rows, [])
+  for number, row in enumerate(rows, start=1):
+    fields: dict[str, str] = {}
+    cells = itertools.zip_longest(header, row, fillvalue="")
+    for column, (name, value) in enumerate(cells, start=1):
+      is_new = name and name not in fields
+      fields[name if is_new else f"{name or 'column'} {column}"] = value
+    yield _row(number, fields)
 
 
 def _records(path: pathlib.Path) -> Iterator[Part]:

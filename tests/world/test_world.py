@@ -83,7 +83,10 @@ def test_metadata_agrees_with_memory_and_passages():
     needed = 0
     for fact in question.metadata["facts"]:
       relation = world_lib.RELATIONS[world_lib.INDEX[fact["relation"]]]
-      memory = WORLD.recall(fact["entity"], relation.name)
+      index = WORLD.index[fact["entity"]], world_lib.INDEX[relation.name]
+      memory = None
+      if WORLD.memory[index] >= 0:
+        memory = WORLD.entities[WORLD.memory[index]]
       about = texts[fact["entity"]]
       usual = [t for t in about if t[0] == relation.name]
       other = [t for t in about if t[0] == relation.alternative]
