@@ -52,7 +52,7 @@ def by_budget(
   budgets = [b for b in first.budgets if b >= 1]
   agent = aj.optimum.Optimum(world)
   right = aj.optimum.accuracy(agent, ids, budgets).mean(axis=0)
-  made = [np.mean([agent.play(i, b)[1][0][1] for i in ids]) for b in budgets]
+  made = [np.mean([agent.play(i, b)[1] for i in ids]) for b in budgets]
   figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
   for place, (axis, best) in enumerate(zip(axes, (right, made), strict=True)):
     axis.plot(budgets, best, "k:", label="optimum")

@@ -13,8 +13,7 @@ asked    with `--policy`: the policy reads the episode up to there and answers
          with an interval, or with `impossible` if it expects no right answer.
          BAGEN asks for tokens instead of searches; the words are ours. Replies
          are kept in `forecasts.jsonl` of the folder, which a stop loses none
-         of;
-optimum  in the generated world, by the best agent, which knows its situation.
+         of.
 
 Prints coverage (the share of intervals that hold the number), mean width, and
 BAGEN's score of right episodes (1 - width / number where it is held), with 95 %
@@ -28,7 +27,7 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -214,27 +213,6 @@ def fitted(table: aj.columns.Columns) -> np.ndarray:
   return np.stack([np.bincount(episode, x, len(table)) for x in sums], axis=1)
 
 
-def of_optimum(
-  best: aj.optimum.Optimum, ids: Iterable[str], budgets: Sequence[int]
-) -> np.ndarray:
-  """Returns how well the best agent forecasts its searches.
-
-  Returns:
-    Float64 `[N, B, 3]` of N ids and B budgets: the number of forecasts, of
-    those that hold, and the sum of their widths.
-  """
-
-  def sums(name: str, budget: int) -> np.ndarray:
-    total = np.zeros(3)
-    for chances, made in best.play(name, budget)[1]:
-      low, high = interval(chances)
-      total += [1, low <= made <= high, high - low]
-    return total
-
-  rows = [sums(name, budget) for name in ids for budget in budgets]
-  return np.array(rows).reshape(-1, len(budgets), 3)
-
-
 def measured(
   table: aj.columns.Columns, sums: np.ndarray
 ) -> dict[str, aj.inference.Estimate]:
@@ -289,14 +267,12 @@ def _estimated(
 def page(
   episodes: Sequence[Episode],
   replies: Mapping[str, Sequence[str]],
-  best: aj.optimum.Optimum | None,
 ) -> str:
   """Returns the table of an evaluation, a line for each budget and forecaster.
 
   Args:
     episodes: all of the evaluation.
     replies: what the policy said, by `key` of the episode.
-    best: the world's best agent, if the questions are of one.
   """
   scored = [e for e in episodes if e["outcome"] != "failed"]
   table = aj.columns.of(scored)
@@ -313,11 +289,6 @@ def page(
     for name, estimates in forecasters.items():
       if estimates:
         lines.append(_line(budget, name, estimates))
-    ids = sorted({e["question_id"] for e in scored})
-    if best is not None and budget:
-      n, holds, width = of_optimum(best, ids, (budget,)).sum(axis=(0, 1))
-      shares = f"{holds / n:.3f}{'':17}{width / n:7.2f}"
-      lines.append(f"{budget:>3}  {'optimum':10}  {shares}")
   return "\n".join(lines)
 
 
@@ -415,16 +386,11 @@ def main(argv: Sequence[str]) -> None:
     folder = pathlib.Path(name)
     if not (folder / "episodes.jsonl").is_file():
       sys.exit(f"{folder}: no episodes.jsonl; expected an evaluation's folder.")
-    data = json.loads((folder / "config.json").read_text()).get("data", {})
-    best = None
-    if data.get("source") == "world":
-      world = aj.World(data["world_seed"], data["world_reliability"])
-      best = aj.optimum.Optimum(world)
     episodes = list(aj.read_episodes(folder / "episodes.jsonl"))
     replies: dict[str, list[str]] = {}
     if policy is not None:
       replies = asked(folder, episodes, policy, config)
-    print(f"{folder}\n{page(episodes, replies, best)}\n")
+    print(f"{folder}\n{page(episodes, replies)}\n")
 
 
 if __name__ == "__main__":

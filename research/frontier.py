@@ -27,6 +27,7 @@ from research import outcomes
 # The first entity of a question and its relations.
 Asked = tuple[str, tuple[str, ...]]
 PRICES = (0.0, 0.01, 0.02, 0.04, 0.06, 0.09, 0.13, 0.2, 0.3)
+_RISE = 1e-6  # Of a price, which shows how much is searched at it.
 _HEAD = (
   f"{'':34}{'accuracy':>9}{'searches':>9}{'TP':>7}{'best':>9}{'best TP':>9}"
 )
@@ -61,17 +62,28 @@ def points(
   """
   found = []
   for price in prices:
-    best = aj.optimum.Optimum(world, price=price)
-    sums = np.zeros(2)
-    # Chains with equal ends share what is computed.
-    for start, chain in sorted(questions, key=lambda each: each[1][::-1]):
-      for budget in budgets:
-        move = best.moves(start, chain, budget, {})[0]
-        made = float(move.searches @ np.arange(len(move.searches)))
-        sums += questions[start, chain] * np.array([move.value, made])
-    value, made = (sums / (sum(questions.values()) * len(budgets))).tolist()
+    value = mean_value(world, questions, budgets, price)
+    dearer = mean_value(world, questions, budgets, price + _RISE)
+    # The best agent stays the same, so the value falls by its searches.
+    made = (value - dearer) / _RISE
     found.append(Point(value + price * made, made))
   return found
+
+
+def mean_value(
+  world: aj.World,
+  questions: Mapping[Asked, int],
+  budgets: Sequence[int],
+  price: float,
+) -> float:
+  """Returns the largest A - price S of any agent; arguments as of `points`."""
+  best = aj.optimum.Optimum(world, price=price)
+  total = 0.0
+  # Chains with equal ends share what is computed.
+  for start, chain in sorted(questions, key=lambda each: each[1][::-1]):
+    for budget in budgets:
+      total += questions[start, chain] * best.value(start, chain, budget)
+  return total / (sum(questions.values()) * len(budgets))
 
 
 def accuracy(found: Sequence[Point], searches: float) -> float:

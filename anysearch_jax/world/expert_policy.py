@@ -79,19 +79,17 @@ def named(
     ValueError: there is no such policy, or its price is no number from 0.
   """
   kind, _, price = name.partition(":")
-  if kind not in NAMES or (price and kind != "optimum"):
-    raise ValueError(
-      f"--scripted={name}: expected one of {', '.join(NAMES)}, or "
-      "module:function."
-    )
-  if kind != "optimum":
-    thorough = optimum.Thorough(world, known=kind == "everything")
-    return make(world, thorough)
   try:
-    return make(world, optimum.Optimum(world, price=float(price or 0)))
+    if name in ("everything", "unknown_only"):
+      thorough = optimum.Thorough(world, known=name == "everything")
+      return make(world, thorough)
+    if kind == "optimum":
+      return make(world, optimum.Optimum(world, price=float(price or 0)))
+    raise ValueError("there is no such policy")
   except ValueError as error:
     raise ValueError(
-      f"--scripted={name}: {error}; expected a price as in optimum:0.05."
+      f"--scripted={name}: {error}; expected one of {', '.join(NAMES)}, "
+      "optimum:0.05 (with a price), or module:function."
     ) from error
 
 

@@ -27,7 +27,7 @@ from anysearch_jax.world import world as world_lib
 # Searching must be better by more than rounding errors.
 _TIE = 1e-9
 _BUDGET = 8  # Searches that are computed at once; more if more are asked for.
-_KEPT = 6000  # States that each cache keeps, of about 40 KB each.
+_KEPT = 6000  # States that each cache keeps, of a few KB each.
 
 Chain = tuple[str, ...]  # Names of relations.
 Fact = tuple[int, int]  # Indices of an entity and of a relation.
@@ -65,13 +65,11 @@ class Move(NamedTuple):
 
   Attributes:
     value: P(right answer) - price E[searches], if all that follows is best.
-    searches: `[L]`, P(0, 1, ... searches) from here on, this one included.
     fact: that is searched, of this relation; None: the answer.
     wording: of the search.
   """
 
   value: float
-  searches: np.ndarray
   fact: Fact | None = None
   relation: str = ""
   wording: str = ""
@@ -142,28 +140,23 @@ class Optimum:
       chances[odds.values] = after
     return chances
 
-  def play(
-    self, name: str, budget: int
-  ) -> tuple[float, list[tuple[np.ndarray, int]]]:
-    """Plays the question with this id; returns 1 if it is right, otherwise 0.
+  def play(self, name: str, budget: int) -> tuple[float, int]:
+    """Plays the question with this id.
 
-    Besides, P(0, 1, ... more searches) with the number of more searches, before
-    the first search and after every one while the budget allows another.
+    Returns:
+      1 if the answer is right, otherwise 0; the number of searches.
     """
     snapshot, start, chain, answer = _asked(self.world, name)
     found: dict[Fact, tuple[int, ...]] = {}
-    told: list[np.ndarray] = []
     for left in range(budget, -1, -1):
       move = self.moves(start, chain, left, found)[0]
-      told.append(move.searches)
       if not move.fact:
         break
       query = f"{self.world.entities[move.fact[0]]} {move.wording}"
       shown = seen(self.world, snapshot, query)
       found[move.fact] = shown[move.fact, move.wording]
-    made = len(told) - 1
     right = self.answers(start, chain, found).argmax() == answer
-    return float(right), [(p, made - i) for i, p in enumerate(told[:budget])]
+    return float(right), budget - left
 
   def _forget(self) -> None:
     for name in ("_ends", "_value", "_best", "_fresh", "_found"):
@@ -205,22 +198,22 @@ class Optimum:
     made = []
     options = self._options(chain, doubts, hop, missed)
     for at, rows in options.items():
-      value, *follow = rows[searches, place]
+      value = rows[searches, place]
       if at < 0:
-        made.append(Move(value, np.array(follow)))
+        made.append(Move(value))
       elif searches:
         name = chain[at]
         wording = world_lib.RELATIONS[facts[at][1]][:2][facts[at] in found]
         if dict(doubts).get(at, "").lower() == _CHOICE:
           wording = world_lib.VERDICT
-        made.append(Move(value, np.array(follow), facts[at], name, wording))
+        made.append(Move(value, facts[at], name, wording))
     best = made[0]
     for move in made[1:]:
       best = move if move.value > best.value + _TIE else best
     return [best, *(move for move in made if move is not best)]
 
-  # Below, rows are `[L + 1, n, L + 2]`, by the searches left and by the entity
-  # at a hop: the value, and P(0, ... L more searches).
+  # Below, rows are values `[L + 1, n]`, by the searches left and by the entity
+  # at a hop.
 
   def _options(
     self, chain: Chain, doubts: _Doubts, at: int, missed: bool
@@ -230,9 +223,7 @@ class Optimum:
     Memory does not hold the fact of hop `at`, or this is the chain's end.
     """
     stop = self._stop(chain, doubts, at)
-    rows = np.zeros((self._most + 1, len(stop), self._most + 2))
-    rows[..., 0], rows[..., 1] = stop, 1
-    options = {-1: rows}
+    options = {-1: np.tile(stop, (self._most + 1, 1))}
 
     miss = world_lib.ALTERNATIVE
     if at < len(chain):
@@ -288,7 +279,7 @@ class Optimum:
   ) -> np.ndarray:
     best, *others = self._options(chain, doubts, at, missed).values()
     for rows in others:
-      best = np.where(rows[..., :1] > best[..., :1] + _TIE, rows, best)
+      best = np.where(rows > best + _TIE, rows, best)
     return best
 
   def _value(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
@@ -301,11 +292,11 @@ class Optimum:
     if odds.known.all():
       return rows
     return np.where(
-      odds.known[:, None], rows, self._best(*_shift(chain, doubts, at), False)
+      odds.known, rows, self._best(*_shift(chain, doubts, at), False)
     )
 
   def _fresh(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
-    """Returns the mean over all entities at a hop `[L + 1, 1, L + 2]`."""
+    """Returns the mean over all entities at a hop `[L + 1, 1]`."""
     return self._value(chain, doubts, at).mean(1, keepdims=True)
 
   def _found(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
@@ -317,25 +308,24 @@ class Optimum:
     n = go.shape[1]
     # Of two values, the agent goes on with the better one, or asks for the
     # verdict first. Weights are those of each value, over all pairs.
-    order = np.argsort(-go[..., 0], axis=1, kind="stable")
+    order = np.argsort(-go, axis=1, kind="stable")
     rank = np.argsort(order, axis=1)
     better = rank[:, :, None] < rank[:, None]
-    asks = ask[:, :, None, 0] + ask[:, None, :, 0]
-    asks = better & (asks / 2 > go[:, :, None, 0] + _TIE)
+    asks = ask[:, :, None] + ask[:, None, :]
+    asks = better & (asks / 2 > go[:, :, None] + _TIE)
     pairs = n * (n - 1) / 2
     weights = (asks.sum(1) + asks.sum(2)) / (2 * pairs)
-    two = weights[:, None] @ np.where(weights[..., None] > 0, ask, 0)
-    two = two + ((better & ~asks).sum(2) / pairs)[:, None] @ go
-    twin = self._odds[chain[at]].twin[:, None]
+    two = (weights * np.where(weights > 0, ask, 0)).sum(1, keepdims=True)
+    goes = (better & ~asks).sum(2) / pairs
+    two = two + (goes * go).sum(1, keepdims=True)
+    twin = self._odds[chain[at]].twin
     return (1 - twin) * self._fresh(*one) + twin * two
 
   def _before(self, rows: np.ndarray) -> np.ndarray:
     """Returns the rows before a search, of those after it."""
-    out = np.zeros_like(rows)
-    out[1:, :, 0] = rows[:-1, :, 0] - self._price
-    out[1:, :, 2:] = rows[:-1, :, 1:-1]
-    out[0, :, 0] = -np.inf
-    return out
+    before = np.full_like(rows, -np.inf)
+    before[1:] = rows[:-1] - self._price
+    return before
 
 
 class Thorough(Optimum):
@@ -367,8 +357,8 @@ class Thorough(Optimum):
       else:
         wording = world_lib.RELATIONS[fact[1]][:2][values is not None]
         wording = world_lib.VERDICT if values else wording
-        return [Move(np.nan, np.ones(1), fact, name, wording)]
-    return [Move(np.nan, np.ones(1))]
+        return [Move(np.nan, fact, name, wording)]
+    return [Move(np.nan)]
 
 
 def _passed(doubts: _Doubts) -> _Doubts:
@@ -446,7 +436,7 @@ def accuracy(
   for name in sorted(ids, key=lambda name: name.split("-")[::-1]):
     for budget in budgets:
       agent.play(name, budget)
-  found = [[agent.play(name, b)[0] for b in budgets] for name in ids]
+  found = [[agent.play(name, budget)[0] for budget in budgets] for name in ids]
   return np.array(found, dtype=float).reshape(-1, len(budgets))
 
 

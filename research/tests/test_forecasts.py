@@ -109,7 +109,7 @@ def test_what_was_said_by_hand():
   none = forecasts.measured_replies(table, sums)
   assert none["coverage"].value is none["width"].value is None
   replies = {forecasts.key(e): said[e["question_id"]][2] for e in episodes}
-  lines = forecasts.page(episodes, replies, None).splitlines()
+  lines = forecasts.page(episodes, replies).splitlines()
   assert [line.split()[1] for line in lines[1:]] == ["fitted", "asked"]
   assert lines[2].split()[2] == "0.667"
 
@@ -160,21 +160,3 @@ def test_fitted_intervals_equal_quantiles_of_the_other_half():
       score = max(0, 1 - width / follows) if follows else width == 0
       expected[i] += 1, held, width, held * score
   np.testing.assert_allclose(forecasts.fitted(row(made, budget=5)), expected)
-
-
-def test_forecasts_are_of_the_searches_that_follow():
-  ids = [
-    q.id
-    for q in WORLD.questions("held-out", 1000, 3)
-    if q.metadata["hops"] <= 2
-  ][:60]
-  best = aj.optimum.Optimum(WORLD)
-  found = forecasts.of_optimum(best, ids, (0, 2, 3))
-  assert (found[:, 0] == 0).all()
-  told = [each for name in ids for each in best.play(name, 3)[1]]
-  assert found[:, 2, 0].sum() == len(told)
-  expected = sum(chances @ np.arange(len(chances)) for chances, _ in told)
-  assert sum(made for _, made in told) == pytest.approx(expected, rel=0.2)
-  for chances, made in told:
-    assert chances.sum() == pytest.approx(1)
-    assert chances[made] > 0

@@ -173,7 +173,6 @@ KINDS = ("text/html", "application/xhtml+xml", "text/plain")
 _CONNECT_SECONDS = 5.0
 # Addresses of a host that are tried.
 _TRIED = 3
-_LONGEST_URL = 8192
 _REDIRECTS = 5
 
 
@@ -206,7 +205,7 @@ class Fetcher:
 
   Args:
     settings: a `config.PagesConfig`.
-    resolve, transport, clock: for tests.
+    resolve, clock: for tests.
   """
 
   def __init__(
@@ -214,12 +213,10 @@ class Fetcher:
     settings: Any,
     *,
     resolve: Resolve = resolve,
-    transport: httpx2.AsyncBaseTransport | None = None,
     clock: Callable[[], float] = time.monotonic,
   ):
     self._settings, self._resolve = settings, resolve
     self._allowed = networks(settings.allow_private)
-    self._transport = transport
     # Reading the certificates takes 20 ms of a core.
     self._certificates = ssl.create_default_context()
     self._clock = clock
@@ -233,11 +230,6 @@ class Fetcher:
       PageError: the page is refused or does not exist.
       RetrievalError: this machine cannot look up names now.
     """
-    if len(address) > _LONGEST_URL:
-      raise PageError(
-        f"The address has {len(address)} characters, expected at most "
-        f"{_LONGEST_URL}."
-      )
     page = await self._follow(parse(address), is_page=True)
     if page.status != 200:
       raise PageError(f"{page.url} answers with HTTP {page.status}.", "status")
@@ -276,25 +268,21 @@ class Fetcher:
   async def _get(
     self, url: httpx2.URL, hosts: Sequence[str], is_page: bool
   ) -> Fetched:
-    """Asks the first address that can be connected to."""
-    met: Exception | None = None
+    """Asks the first address that answers."""
+    names = []
     for host in hosts[:_TRIED]:
       try:
         return await self._ask(url, host, is_page)
-      except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-        met = error
       except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        met = error
-        break
+        names.append(type(error).__name__)
     raise PageError(
-      f"{url}: the connection failed ({type(met).__name__}).", "connection"
+      f"{url}: the connection failed ({', '.join(names)}).", "connection"
     )
 
   async def _ask(self, url: httpx2.URL, host: str, is_page: bool) -> Fetched:
     """Sends one request to one address; certificates are of the url's host."""
     async with (
       httpx2.AsyncClient(
-        transport=self._transport,
         verify=self._certificates,
         trust_env=False,
         timeout=httpx2.Timeout(
