@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def answer(body: dict[str, Any]) -> str:
-  """Returns what a chat model answers: what it read, or that it read nothing."""
+  """Returns the answer of a model: what it read, or that it read nothing."""
   read = any(message["role"] == "tool" for message in body["messages"])
   return "2027 [1]" if read else "I do not know."
 

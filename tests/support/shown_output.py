@@ -13,8 +13,8 @@ A page shows output so:
 
 The command is the last one of the indented block before the comment. A comment
 `<!-- prints, with --budgets=0 -->` adds flags that make it quick, and
-`<!-- prints slowly -->` leaves it to `make test-all`. Numbers may differ, and so
-may spaces; a line `...` stands for any number of lines.
+`<!-- prints slowly -->` leaves it to `make test-all`. Numbers and spaces may
+differ; a line `...` stands for any number of lines.
 """
 
 from __future__ import annotations
