@@ -6,10 +6,10 @@ An argument is the folder of a run that contains `evaluation/<name>/`, the
 folder of one evaluation, or `label=folder`. A run without an evaluation adds
 its training curves only. Evaluations of one method joined by `+` make one row:
 of one training or of several, which intervals then cover (docs/statistics.md).
-The first row is the system under test. report.json, a CSV file for each
-table and curves.svg are written beside the page, so give it its own folder. The
-default is `report/` inside the run of the first row. curves.svg has the accuracy
-and the searches of all rows by budget, for light and dark backgrounds.
+The first row is the system under test. report.json, a CSV file for each table
+and curves.svg (accuracy and searches by budget, for light and dark backgrounds)
+are written beside the page, so give it its own folder. The default is `report/`
+inside the run of the first row.
 
 Episodes to read are in trajectories.html beside it. The pages need no network
 and run no script but their own, which their content security policy enforces.
