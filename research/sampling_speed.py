@@ -20,6 +20,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import anysearch_jax as aj
 from anysearch_jax.configs import quickstart
@@ -206,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   questions = world.questions("dev", options.questions, 0)
   policy = aj.load_policy(config.policy)
   engines, synchronous = engines_of(options, config, policy)
-  ours = engines["a"]
+  ours: Any = engines["a"]  # Has counters, which not every engine has.
   episodes = len(questions) * config.group
 
   def play(way: str, rollout: int, latency: float) -> dict[str, float]:
