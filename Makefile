@@ -78,7 +78,7 @@ jax-%: $(VENV)/bin/python
 	ANYSEARCH_MAY_SKIP='^$$' $(subst $(VENV),.venv-jax-$*,$(PYTEST)) -m 'not slow' $(COMPILED)
 
 bench: $(READY)-test
-	JAX_PLATFORMS=cpu $(BIN)/python -m bench.rollout --threads=1
+	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_multi_thread_eigen=false PJRT_NPROC=1 OMP_NUM_THREADS=1 $(BIN)/python -m research.sampling_speed
 
 lint: $(READY)-test
 	$(BIN)/ruff check --fix .

@@ -1,29 +1,14 @@
-"""What all measurements share: clocks, and printed numbers.
-
-Sides that a bench compares are measured in turns, so that other work on the
-machine disturbs all of them.
-"""
+"""What all measurements share: clocks, and the bandwidth of memory."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 _READS = 7
 _ROWS = 1024
-
-
-def shown(value: object) -> str:
-  """Formats a cell: numbers with four digits, the rest as they are."""
-  return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def print_numbers(numbers: Mapping[str, object]) -> None:
-  """Prints a line for each number."""
-  for name, value in numbers.items():
-    print(f"{name:32} {shown(value)}", flush=True)
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:
@@ -34,6 +19,7 @@ def timed(call: Callable[[], T]) -> tuple[T, float]:
 
 
 def seconds(call: Callable[[], object]) -> float:
+  """Returns the seconds that a call takes."""
   return timed(call)[1]
 
 

@@ -1,4 +1,4 @@
-"""What benches time of policies: rollouts, decode calls and train steps.
+"""What is timed of policies: rollouts, decode calls and train steps.
 
 Imports JAX: import it after `jax_setup.configure`.
 """
@@ -6,6 +6,7 @@ Imports JAX: import it after `jax_setup.configure`.
 from __future__ import annotations
 
 import statistics
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
+from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.rollout import driver
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
@@ -63,13 +65,59 @@ def weights_of(
   return jax.jit(fresh, out_shardings=where)()
 
 
+class Invented:
+  """Answers every search with three passages of about 195 words."""
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    words = np.random.default_rng(len(request.query)).integers(0, 9999, 190)
+    text = " ".join(f"word{n}" for n in words)
+    return [types.Passage(str(i), f'"{i}"', text) for i in range(request.k)]
+
+
+class Words(tokenizer_lib.Tokenizer):
+  """A tokenizer of invented words, for policies with random weights.
+
+  Most ids are words. Some are a whole search or a whole answer, so that a
+  policy that draws ids at random searches now and then, and answers.
+  """
+
+  def __init__(self, vocab_size: int):
+    self.vocab_size = vocab_size
+    self.end_of_turn_ids = frozenset({0})
+    self.control_tokens = ()
+    self._search, self._answer = (61, 63) if vocab_size < 2000 else (601, 1999)
+
+  def encode(self, text: str) -> list[int]:
+    return [
+      1 + zlib.crc32(word.encode()) % (self.vocab_size - 1)
+      for word in text.split()
+    ]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return "".join(map(self._text, ids))
+
+  def render(self, content: str, *_: object) -> tuple[str, list[int]]:
+    return content, self.encode(content)
+
+  def token_texts(self) -> list[str]:
+    return [self._text(i) for i in range(self.vocab_size)]
+
+  def _text(self, token: int) -> str:
+    if token and token % self._search == 0:
+      return f"<search>word{token}</search>"
+    if token and token % self._answer == 0:
+      return f"<answer>word{token}</answer>"
+    return f"word{token} " if token else ""
+
+
 def play(
   questions: Sequence[types.Question],
   parts: driver.EpisodeParts,
   *,
   group: int,
   rollout: int,
-  concurrency: int | None = None,
 ) -> driver.Rollout:
   """Plays a group for each question, under budgets of 1 to 5 in turn."""
   return loop.run(
@@ -81,7 +129,6 @@ def play(
       parts,
       group=group,
       rollout=rollout,
-      max_concurrency=concurrency,
     )
   )
 
@@ -109,13 +156,9 @@ class Decoder:
 
   Args:
     a: the policy's architecture, with its adapters.
-    engine: `slots` rows are decoded, `decode_steps` tokens a call. With fewer
-      `kv_tokens` than rows at full context, contexts must be shorter.
+    engine: `slots` rows are decoded, `decode_steps` tokens a call.
     dtype: of weights, keys and values.
     params: weights as `prepared` returns them.
-
-  Attributes:
-    table: int32 `[rows, M]`, the pages of each row.
   """
 
   def __init__(
@@ -135,13 +178,11 @@ class Decoder:
     stored = self._model.stored
     make = kv_store.allocator(a, pages, engine.page, stored, mesh=mesh)
     self._pages = make()
-    # Each row has the same share of the pages, which its tokens fill in turn;
-    # page 0 is for padding.
+    # Each row has pages of its own for a whole context; page 0 is for padding.
     columns = kv_memory.pages_of(engine.max_context, engine)
     row, column = np.ogrid[: self.rows, :columns]
-    shares = [min((n - 1) // self.rows, columns) for n in pages]
-    tables = [1 + row * each + column % each for each in shares]
-    self.table = np.concatenate(tables, axis=1).astype(np.int32)
+    tables = [1 + row * columns + column] * len(pages)
+    self._table = np.concatenate(tables, axis=1).astype(np.int32)
     self._gathered = kv_store.empty_rows(
       self._model,
       self._pages,
@@ -160,26 +201,14 @@ class Decoder:
 
   def __call__(self, context: int) -> None:
     """Decodes `steps` tokens for rows of `context` tokens, and waits."""
-    jax.block_until_ready(self.sample(np.ones(self.rows, np.int32), context))
-
-  def prefill(self, *calls: kv_store.Chunks[np.ndarray]) -> None:
-    """Writes tokens to rows of `table`, and waits."""
-    for chunks in calls:
-      self._pages, _ = kv_store.prefill(
-        self.params, self._pages, chunks, model=self._model
-      )
-    jax.block_until_ready(self._pages)
-
-  def sample(self, tokens: np.ndarray, context: int) -> kv_store.Decoded:
-    """Samples `steps` tokens after `context` cached ones and `tokens`."""
     rows = self.rows
     self._pages, self._gathered, decoded = kv_store.decode(
       self.params,
       self._pages,
       self._gathered,
       kv_store.Turns(
-        self.table,
-        last=tokens,
+        self._table,
+        last=np.ones(rows, np.int32),
         starts=np.full(rows, context, np.int32),
         limits=np.full(rows, self.steps, np.int32),
         addresses=np.zeros((rows, 5), np.uint32),
@@ -193,7 +222,7 @@ class Decoder:
       steps=self.steps,
       restricted=False,
     )
-    return decoded
+    jax.block_until_ready(decoded)
 
   def weight_bytes(self) -> int:
     """Returns the bytes of weights that each step reads."""
@@ -238,80 +267,61 @@ def train_examples(
   ]
 
 
-class TrainStep:
-  """The trainer's step over random weights, on the devices that train.
+def measure_steps(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  *,
+  micro_batches: int,
+  steps: int,
+) -> dict[str, Any]:
+  """Times the trainer's step over random weights.
 
   Args:
     config: the whole configuration.
     a: the policy's architecture, without adapters.
     micro_batches: of a step, which `train_examples` fill.
+    steps: number of steps after a first one, which compiles.
+
+  Returns:
+    The median's seconds, and what a step has to compute, read and write.
   """
+  mesh = placement.Placement.of(lora.attach(a, config.lora), config).trainer
+  params = weights_of(
+    a,
+    dtype=config.lora.base_dtype if config.lora.rank else "float32",
+    where=sharding.shardings(a, mesh),
+  )
+  no_tokenizer: Any = None
+  learner = learner_lib.Learner(config, hf.Policy(params, a, no_tokenizer))
+  examples = train_examples(
+    row=config.batch.row_lengths[-1],
+    vocab=a.vocab_size,
+    tokens=micro_batches * config.batch.micro_batch_tokens,
+    scored=_SCORED,
+  )
+  multiple = learner.placement.row_multiple
+  packed = [batching.pack(examples, config=config.batch, multiple=multiple)]
 
-  def __init__(
-    self,
-    config: config_lib.ExperimentConfig,
-    a: architecture_lib.Architecture,
-    micro_batches: int,
-  ):
-    mesh = placement.Placement.of(lora.attach(a, config.lora), config).trainer
-    params = weights_of(
-      a,
-      dtype=config.lora.base_dtype if config.lora.rank else "float32",
-      where=sharding.shardings(a, mesh),
-    )
-    no_tokenizer: Any = None
-    policy = hf.Policy(params, a, no_tokenizer)
-    self.forwards = int(bool(config.objective.kl_coefficient))
-    self.learner = learner_lib.Learner(config, policy)
-    self.attention = placement.compute(a, config, mesh).attention
-    examples = train_examples(
-      row=config.batch.row_lengths[-1],
-      vocab=a.vocab_size,
-      tokens=micro_batches * config.batch.micro_batch_tokens,
-      scored=_SCORED,
-    )
-    multiple = self.learner.placement.row_multiple
-    packed = batching.pack(examples, config=config.batch, multiple=multiple)
-    self.packed = [packed]
+  def step() -> None:
+    list(learner.steps(packed))
+    jax.block_until_ready(learner.state)
 
-  def __call__(self) -> None:
-    """Takes one step, and waits for it."""
-    list(self.learner.steps(self.packed))
-    jax.block_until_ready(self.learner.state)
-
-
-def measure_step(ours: TrainStep, steps: int) -> dict[str, Any]:
-  """Times steps; returns numbers and the physical limits to compare with.
-
-  Args:
-    ours: the step; a first one, which compiles, is timed by itself.
-    steps: number of the others.
-  """
-  first = harness.seconds(ours)
-  seconds = [harness.seconds(ours) for _ in range(steps)]
-  learner, a = ours.learner, ours.learner.architecture
-  work = throughput.count(ours.packed, a)
-  devices = learner.placement.trainer.devices.flat
-  flops = throughput.model_flops(a, work, forwards=ours.forwards)
-  median = statistics.median(seconds)
-  out: dict[str, Any] = {
-    "device": devices[0].device_kind,
-    "devices": len(devices),
-    "parameters": weights.count(table.rows(a)),
-    "trained": weights.count(table.trainable_rows(a)),
-    "attention": ours.attention,
+  first = harness.seconds(step)
+  median = statistics.median(harness.seconds(step) for _ in range(steps))
+  trained = learner.architecture
+  work = throughput.count(packed, trained)
+  forwards = int(bool(config.objective.kl_coefficient))
+  flops = throughput.model_flops(trained, work, forwards=forwards)
+  # Per step, masters and moments are read and written, gradients are read.
+  state = sum(x.nbytes for x in jax.tree.leaves(learner.state))
+  return {
+    "parameters": weights.count(table.rows(trained)),
+    "trained": weights.count(table.trainable_rows(trained)),
+    "attention": placement.compute(a, config, mesh).attention,
     "tokens": work.tokens,
     "first call, s": first,
     "step, s": median,
-    "fastest, s": min(seconds),
-    "slowest, s": max(seconds),
     "model TFLOP a step": flops / 1e12,
-    "model TFLOP/s": flops / median / 1e12,
-    **learner.speed(ours.packed, median),
+    **learner.speed(packed, median),
+    "optimizer's least traffic, GB": (2 * state + state / 3) / 1e9,
   }
-  if "train/mfu" in out:
-    out["limit by FLOPs, s"] = median * out["train/mfu"]
-  # Per step, masters and moments are read and written, gradients are read.
-  state = sum(x.nbytes for x in jax.tree.leaves(learner.state))
-  out["optimizer's least traffic, GB"] = (2 * state + state / 3) / 1e9
-  return out

@@ -6,16 +6,14 @@ An argument is the folder of a run that contains `evaluation/<name>/`, the
 folder of one evaluation, or `label=folder`. A run without an evaluation adds
 its training curves only. Evaluations of one method joined by `+` make one row:
 of one training or of several, which intervals then cover (docs/statistics.md).
-The first row is the system under test. report.json and a CSV file for each
-table are written beside the page, so give it its own folder. The
-default is `report/` inside the run of the first row.
+The first row is the system under test. report.json, a CSV file for each table
+and curves.svg (accuracy and searches by budget, for light and dark backgrounds)
+are written beside the page, so give it its own folder. The default is `report/`
+inside the run of the first row.
 
 Episodes to read are in trajectories.html beside it. The pages need no network
 and run no script but their own, which their content security policy enforces.
 They print in landscape, with all but long tables.
-
-`--figure=FILE.svg` writes a single picture instead of the report: accuracy and
-searches of all rows against the budget, for light and dark backgrounds.
 
 Labels and folders may contain `=` and `+`: the longest suffix of an item that
 names existing folders is read as folders, and the text before it as the label.
@@ -24,11 +22,10 @@ Of several folders none has a `+` in its name.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +39,6 @@ from anysearch_jax.host import json_files
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import parts
 from anysearch_jax.report import (
-  figures,
   loading,
   page,
   study,
@@ -69,7 +65,6 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "notes", "", "How this was made (commands, machine), shown on the page."
   )
-  flags.DEFINE_string("figure", None, "SVG file to write instead of a report.")
 
 
 def parse_tables(items: Sequence[str]) -> dict[str, str]:
@@ -106,9 +101,6 @@ def main(argv: Sequence[str]) -> None:
     for s in evaluated
   ]
   training = [loading.load_training(*named) for named in runs.items()]
-  if f.figure:
-    _draw(pathlib.Path(f.figure), rows, training)
-    return
   settings.check(priced := launch_flags.priced(config_lib.ExperimentConfig()))
   measured = study.measure(
     rows,
@@ -123,10 +115,15 @@ def main(argv: Sequence[str]) -> None:
   ]
   recorded = [loading.recorded(*named) for named in runs.items()]
   recorded = [sample for sample in recorded if sample.episodes]
-  with _writing(output):
+  try:
     told = page.write(
       output, measured, samples, recorded, title=f.title, notes=f.notes
     )
+  except OSError as error:
+    raise OSError(
+      f"{output} could not be written ({error}). Name another place with "
+      "--output, or free some space."
+    ) from error
   for source in sources:
     if not source.folders:
       print(
@@ -137,37 +134,6 @@ def main(argv: Sequence[str]) -> None:
     print(tables.to_text(study_tables.overview(measured.rows)))
     print("", *told["summary"], "", sep="\n")
   print(output)
-
-
-def _draw(
-  output: pathlib.Path,
-  rows: Sequence[metrics.Row],
-  training: Sequence[study.Training],
-) -> None:
-  """Writes the picture that `--figure` asks for."""
-  if not rows:
-    raise ValueError(
-      "--figure: found no evaluation; expected one, because the picture shows "
-      "accuracy at each budget. Run launch.evaluate first."
-    )
-  trained = study.trained_budget(rows[0].label, training)
-  text = figures.alone(rows, trained=trained)
-  with _writing(output):
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, "utf-8")
-  print(output)
-
-
-@contextlib.contextmanager
-def _writing(output: pathlib.Path) -> Iterator[None]:
-  """Says what to do if the report cannot be written."""
-  try:
-    yield
-  except OSError as error:
-    raise OSError(
-      f"{output} could not be written ({error}). Name another place with "
-      "--output, or free some space."
-    ) from error
 
 
 def with_optimum(

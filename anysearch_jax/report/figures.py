@@ -455,7 +455,9 @@ def alone(rows: Sequence[metrics.Row], *, trained: int) -> str:
     against_budget(axes, measure, measured, index, trained)
   named = [lines.Line2D([], [], **line_style(i)) for i in index.values()]
   how = {"loc": "outside upper center", "ncols": 4, "frameon": False}
-  whole.legend(named, list(index), **how)
+  # A label may have an unpaired surrogate, which cannot be drawn.
+  labels = [label.encode("utf-8", "replace").decode() for label in index]
+  whole.legend(named, labels, **how)
   text = str(_svg(whole, "picture"))
   for variable, color in _ALONE.items():
     text = text.replace(variable, color)

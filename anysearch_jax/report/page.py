@@ -1,7 +1,7 @@
 """The report of a study: self-contained pages, its numbers and its tables.
 
-`data` is pure; `write` saves the page, `trajectories.html`, `report.json`
-and a CSV file for each table. Equal inputs give equal bytes.
+`data` is pure; `write` saves the page, `trajectories.html`, `curves.svg`,
+`report.json` and a CSV file for each table. Equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -203,13 +203,10 @@ def write(
       browser=markupsafe.Markup(trajectories.script(browsed)),
     )
   shown = [table for table in tables if table.lines]
-  files = (
-    pages
-    | {
-      "report.json": json.dumps(told, indent=1, allow_nan=False) + "\n",
-    }
-    | {f"{table.name}.csv": tables_lib.to_csv(table) for table in shown}
-  )
+  files = pages | {f"{t.name}.csv": tables_lib.to_csv(t) for t in shown}
+  files["report.json"] = json.dumps(told, indent=1, allow_nan=False) + "\n"
+  if study.rows:
+    files["curves.svg"] = figures.alone(study.rows, trained=study.trained)
   output.parent.mkdir(parents=True, exist_ok=True)
   for name, text in files.items():
     # A model may emit an unpaired surrogate, which UTF-8 cannot encode.

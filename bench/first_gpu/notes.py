@@ -9,16 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from anysearch_jax.host import json_files
-from bench import harness
 
 Figures = Mapping[str, Any]
 # Names of figures: milliseconds, and their floor's share of them.
 MS = "ms"
 SHARE = "share of the floor"
-
-
-class SkippedError(Exception):
-  """The stage does not suit this machine; the message says why."""
 
 
 @dataclasses.dataclass
@@ -42,7 +37,8 @@ class Notes:
   def add(self, figures: Figures) -> None:
     """Adds figures that belong to no case."""
     self.figures |= figures
-    harness.print_numbers(figures)
+    for name, value in figures.items():
+      print(f"{name:32} {value}", flush=True)
     self.write()
 
   def case(self, name: str, measure: Callable[[], Figures]) -> None:
@@ -50,14 +46,11 @@ class Notes:
 
     Memory that only the case used is free afterwards.
     """
-    print(f"-- {name}", flush=True)
     # Only the sentence is kept: a traceback would keep the arrays of its
     # frames, and the next case could not have their memory.
     figures: Figures
     try:
       figures = measure()
-    except SkippedError as error:
-      figures = {"skipped": str(error)}
     except Exception as error:
       figures = {"failed": sentence(error)}
     gc.collect()

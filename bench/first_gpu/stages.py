@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 import math
 import pathlib
 import statistics
 import urllib.request
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,15 +23,13 @@ from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import shipped
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf, table
-from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.policy import hf
 from anysearch_jax.retrieval.index import flat
 from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from bench import harness, policies
-from bench.first_gpu.notes import MS, SHARE, Notes, SkippedError
+from bench.first_gpu.notes import MS, SHARE, Notes
 
 _TINY = {
   "hidden_size": 64,
@@ -44,10 +40,9 @@ _TINY = {
   "head_dim": 16,
   "vocab_size": 512,
 }
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 _DTYPE = "bfloat16"
 _DIM = 768
-WIKI_18 = 21_015_324  # Passages of the paper's corpus.
+_WIKI_18 = 21_015_324  # Passages of the paper's corpus.
 
 
 def doctor(notes: Notes) -> None:
@@ -55,12 +50,11 @@ def doctor(notes: Notes) -> None:
   from anysearch_jax.launch import doctor as doctor_lib
   from anysearch_jax.launch import findings as findings_lib
 
-  notes.add({name: importlib.metadata.version(name) for name in _PACKAGES})
   notes.add({"backend": jax.default_backend()})
   notes.add({"environment": jax.print_environment_info(return_string=True)})
-  ok = findings_lib.OK
-  findings = [x for x in doctor_lib.examine(None) if x.level != ok]
-  notes.add({f"finding {i}": str(x) for i, x in enumerate(findings, 1)})
+  for i, finding in enumerate(doctor_lib.examine(None), 1):
+    if finding.level != findings_lib.OK:
+      notes.add({f"finding {i}": str(finding)})
   size = 256 if notes.rehearse else 8192
   x = jax.random.normal(jax.random.key(0), (size, size), _DTYPE)
   product = jax.jit(jnp.matmul)
@@ -77,8 +71,7 @@ def doctor(notes: Notes) -> None:
 def decode(notes: Notes) -> None:
   """Times decode calls at several rows and contexts.
 
-  A step reads every weight once for all rows, and the keys and values of every
-  row: these bytes are its floor.
+  The floor of a step is to read every weight once and each row's cache.
   """
   a = _architecture(rehearse=notes.rehearse)
   params = policies.prepared(policies.weights_of(a, dtype=_DTYPE), a, _DTYPE)
@@ -92,15 +85,11 @@ def decode(notes: Notes) -> None:
       lanes=(rows,),
       decode_steps=steps,
     )
-    held = sum(x.nbytes for x in jax.tree.leaves(params))
-    cache = 4 * a.layers * a.kv_heads * a.head_dim * engine.max_context
-    _need(held + rows * cache + 3 * 2**30)
     ours = policies.Decoder(a, engine, dtype=_DTYPE, params=params)
     first = harness.seconds(lambda: ours(context))
-    starts = range(context, context + calls * steps, steps)
     seconds = statistics.median(
-      harness.seconds(functools.partial(ours, start)) / steps
-      for start in starts
+      harness.seconds(functools.partial(ours, context + i * steps)) / steps
+      for i in range(calls)
     )
     read = ours.weight_bytes()
     return {
@@ -127,10 +116,6 @@ def step(notes: Notes) -> None:
   row = 128 if notes.rehearse else 8192
 
   def measure(preset: str, remat: str, rows: int) -> Mapping[str, Any]:
-    # Masters, two moments, gradients and no reference; or the frozen base,
-    # which is the reference too.
-    count = weights.count(table.rows(a))
-    _need((2 if preset else 16) * count + 6 * 2**30)
     changes = [
       *(f"batch.row_lengths=({row},)", f"batch.remat={remat}"),
       *(f"batch.micro_batch_tokens={rows * row}", "batch.max_micro_batches=2"),
@@ -140,7 +125,7 @@ def step(notes: Notes) -> None:
     config = config_lib.changed(
       config, mesh=config_lib.MeshConfig(), pipeline=config_lib.PipelineConfig()
     )
-    figures = policies.measure_step(policies.TrainStep(config, a, 2), 3)
+    figures = policies.measure_steps(config, a, micro_batches=2, steps=3)
     return figures | _beside(
       notes,
       figures["step, s"],
@@ -155,11 +140,9 @@ def step(notes: Notes) -> None:
 def loop(notes: Notes) -> None:
   """Samples, trains adapters and hands over, in turns on one device."""
   a = _architecture(rehearse=notes.rehearse)
-  _need(2 * weights.count(table.rows(a)) + 30 * 2**30)
-  context, generated, group = (
-    (1024, 24, 2) if notes.rehearse else (4096, 512, 5)
-  )
-  slots, lanes, questions = (4, 4, 1) if notes.rehearse else (160, 128, 32)
+  context, generated = (1024, 24) if notes.rehearse else (4096, 512)
+  slots, lanes = (4, 4) if notes.rehearse else (160, 128)
+  questions, group = (1, 2) if notes.rehearse else (32, 5)
   config = launch_flags.override(
     one_gpu.get_config("qwen3_4b-80"),
     [
@@ -169,15 +152,13 @@ def loop(notes: Notes) -> None:
       *(f"episode.max_context={context}", f"engine.max_context={context}"),
       *(f"engine.slots={slots}", f"engine.lanes=({lanes},)"),
       f"engine.kv_tokens={slots * context if notes.rehearse else 1 << 17}",
-      *(("engine.prefill_lanes=2",) if notes.rehearse else ()),
       f"batch.row_lengths=({context},)",
       f"batch.micro_batch_tokens={context}",
       f"batch.max_micro_batches={questions * group}",
     ],
   )
-  start = hf.Policy(
-    policies.weights_of(a, dtype=config.lora.base_dtype), a, Words(a.vocab_size)
-  )
+  params = policies.weights_of(a, dtype=config.lora.base_dtype)
+  start = hf.Policy(params, a, policies.Words(a.vocab_size))
   learner = learner_lib.Learner(config, start)
   published = start._replace(
     params=learner.published(), architecture=learner.architecture
@@ -185,7 +166,7 @@ def loop(notes: Notes) -> None:
   sampler = engines.make(published, config, seed=config.seed)
   parts = driver.EpisodeParts(
     sampler,
-    Invented(),
+    policies.Invented(),
     config.episode,
     start.tokenizer,
     systems.of_episode(config.episode),
@@ -197,14 +178,12 @@ def loop(notes: Notes) -> None:
 
   def measure(number: int) -> dict[str, Any]:
     rollout, played = harness.timed(
-      lambda: policies.play(
-        asked, parts, group=group, rollout=number, concurrency=slots
-      )
+      lambda: policies.play(asked, parts, group=group, rollout=number)
     )
     scored = rewards_and_advantages.score(
       rollout.groups,
       np.asarray([g.budget for g in rollout.groups]),
-      samples=config.group,
+      samples=group,
       method=systems.trained(config),
       objective=config.objective,
     )
@@ -235,10 +214,9 @@ def loop(notes: Notes) -> None:
 
 def server(notes: Notes) -> None:
   """Times an SGLang server that samples rows of `decode`'s shorter context."""
-  if not notes.server:
-    raise SkippedError("no --server; docs/one_node.md says how to start one")
   context, tokens = (8, 4) if notes.rehearse else (2048, 128)
-  for rows in (2,) if notes.rehearse else (32, 128, 256):
+
+  def measure(rows: int) -> Mapping[str, Any]:
     rng = np.random.default_rng(rows)
     body = {
       "input_ids": rng.integers(1, 500, (rows, context)).tolist(),
@@ -250,25 +228,23 @@ def server(notes: Notes) -> None:
       {"Content-Type": "application/json"},
     )
 
-    def measure(request=request, rows=rows) -> Mapping[str, Any]:
+    def generate() -> list[dict[str, Any]]:
       with urllib.request.urlopen(request, timeout=100) as reply:
-        answers = json.load(reply)
-      written = [answer["meta_info"]["completion_tokens"] for answer in answers]
-      return {"rows": rows, "tokens": sum(written)}
+        return json.load(reply)
 
-    def timed(measure=measure) -> Mapping[str, Any]:
-      figures, seconds = harness.timed(measure)
-      return {**figures, "tokens/s": figures["tokens"] / seconds}
+    answers, seconds = harness.timed(generate)
+    written = sum(x["meta_info"]["completion_tokens"] for x in answers)
+    return {"rows": rows, "tokens": written, "tokens/s": written / seconds}
 
-    notes.case(f"{rows} rows of {context}", timed)
+  for rows in (2,) if notes.rehearse else (32, 128, 256):
+    case = functools.partial(measure, rows)
+    notes.case(f"{rows} rows of {context}", case)
 
 
 def vectors(notes: Notes) -> None:
   """Compares searches of random vectors with the bandwidth of reads."""
-  count = 1000 if notes.rehearse else WIKI_18
+  count = 1000 if notes.rehearse else _WIKI_18
   block, calls = (1024, 2) if notes.rehearse else (32768, 7)
-  _need(2 * count * _DIM + 2**33)
-  blocks = -(-count // block)
 
   def units(key: jax.Array, rows: int) -> jax.Array:
     x = jax.random.normal(key, (rows, _DIM))
@@ -279,8 +255,8 @@ def vectors(notes: Notes) -> None:
     """Makes vectors block by block; all in float32 would not fit."""
     return jax.lax.map(
       lambda i: units(jax.random.fold_in(key, i), block).astype(_DTYPE),
-      jnp.arange(blocks),
-    ).reshape(blocks * block, _DIM)
+      jnp.arange(-(-count // block)),
+    ).reshape(-1, _DIM)
 
   values = jax.block_until_ready(make(jax.random.key(0)))
   search = functools.partial(
@@ -310,21 +286,15 @@ def _beside(
 ) -> dict[str, float]:
   """Returns measured milliseconds beside their floor.
 
-  The floor is by the device's data sheet, or else by what `doctor` measured.
-
-  Args:
-    notes: of the stage, beside those of `doctor`.
-    seconds: measured.
-    flops: of the mathematics.
-    read: bytes that have to be read.
+  The floor, of `flops` and of `read` bytes, is by the device's data sheet, or
+  by what `doctor` measured if the sheet is unknown.
   """
-  path = notes.folder / "stages/doctor.json"
-  peaks = json_files.read(path)["figures"] if path.is_file() else {}
+  doctor_file = notes.folder / "stages/doctor.json"
+  peaks = json_files.read(doctor_file, missing={"figures": {}})["figures"]
   device = hardware.of_kind(jax.local_devices()[0].device_kind)
   products = device.flops if device else 1e12 * peaks.get("TFLOP/s", math.nan)
-  reads = (
-    device.memory_bandwidth if device else 1e9 * peaks.get("GB/s", math.nan)
-  )
+  bandwidth = 1e9 * peaks.get("GB/s", math.nan)
+  reads = device.memory_bandwidth if device else bandwidth
   floor = max(flops / products, read / reads)
   return {MS: 1e3 * seconds, "floor, ms": 1e3 * floor, SHARE: floor / seconds}
 
@@ -334,57 +304,3 @@ def _architecture(*, rehearse: bool) -> architecture_lib.Architecture:
   path = pathlib.Path(shipped.find("configs/shapes/Qwen3-4B.json"))
   shape = json.loads(path.read_text())
   return architecture_lib.from_hf(shape | _TINY if rehearse else shape)
-
-
-def _need(size: float) -> None:
-  """Raises SkippedError if the first device cannot hold `size` bytes."""
-  stats = jax.local_devices()[0].memory_stats() or {}
-  if size > 0.95 * stats.get("bytes_limit", math.inf):
-    raise SkippedError(f"needs {size / 2**30:.1f} GiB")
-
-
-class Invented:
-  """Answers every search with three passages of about 195 words."""
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    words = np.random.default_rng(len(request.query)).integers(0, 9999, 190)
-    text = " ".join(f"word{n}" for n in words)
-    return [types.Passage(str(i), f'"{i}"', text) for i in range(request.k)]
-
-
-class Words(tokenizer_lib.Tokenizer):
-  """A tokenizer of invented words, for policies with random weights.
-
-  Most ids are words. Some are a whole search or a whole answer, so that a
-  policy that draws ids at random searches now and then, and answers.
-  """
-
-  def __init__(self, vocab_size: int):
-    self.vocab_size = vocab_size
-    self.end_of_turn_ids = frozenset({0})
-    self.control_tokens = ()
-    self._search, self._answer = (61, 63) if vocab_size < 2000 else (601, 1999)
-
-  def encode(self, text: str) -> list[int]:
-    return [
-      1 + zlib.crc32(word.encode()) % (self.vocab_size - 1)
-      for word in text.split()
-    ]
-
-  def decode(self, ids: Sequence[int]) -> str:
-    return "".join(map(self._text, ids))
-
-  def render(self, content: str, *_: object) -> tuple[str, list[int]]:
-    return content, self.encode(content)
-
-  def token_texts(self) -> list[str]:
-    return [self._text(i) for i in range(self.vocab_size)]
-
-  def _text(self, token: int) -> str:
-    if token and token % self._search == 0:
-      return f"<search>word{token}</search>"
-    if token and token % self._answer == 0:
-      return f"<answer>word{token}</answer>"
-    return f"word{token} " if token else ""

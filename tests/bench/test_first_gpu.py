@@ -48,7 +48,7 @@ def _rehearse(folder, *arguments):
     [
       sys.executable,
       *("-m", "bench.first_gpu", "--rehearse"),
-      *("--minutes=20", f"--output={folder / 'out'}", *arguments),
+      *(f"--output={folder / 'out'}", *arguments),
     ],
     cwd=ROOT,
     env={**env, "PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"},
@@ -62,13 +62,10 @@ def _rehearse(folder, *arguments):
     for path in sorted((folder / "out/logs").glob("*.log"))
   )
   assert done.returncode == 0, done.stdout + done.stderr + logs
-  found = json.loads((folder / "out/first_gpu.json").read_text())
-  assert found["rehearsal"]
+  found = json.loads((folder / "out/rehearsal.json").read_text())
   stages = {stage["name"]: stage for stage in found["stages"]}
   for name, stage in stages.items():
-    # Without an address, there is no server to measure.
-    ended = "skipped" if name == "server" else "done"
-    assert stage["status"] == ended, stage
+    assert stage["status"] == "done", stage
     assert stage["seconds"] > 0
     assert not list(_values(stage["figures"], "failed")), name
   return {name: stage["figures"] for name, stage in stages.items()}
@@ -86,7 +83,8 @@ def _values(figures, wanted):
 @pytest.mark.slow
 def test_the_whole_rehearsal_needs_few_packages_and_writes_figures(tmp_path):
   found = _rehearse(tmp_path)
-  assert list(found) == [stage.name for stage in running.STAGES]
+  # Without an address, there is no server to measure.
+  assert list(found) == [name for name in running.STAGES if name != "server"]
   assert found["doctor"]["backend"] == "cpu"
   assert found["doctor"]["TFLOP/s"] > 0
   for name in ("decode", "step"):

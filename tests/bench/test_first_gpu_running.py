@@ -27,9 +27,6 @@ note({{"figures": {{"so far": 1}}}})
 """
 _SCRIPTS = {
   "good": 'note({"status": "done", "figures": {"ms": 2.5}})',
-  "small_machine": (
-    'note({"status": "skipped", "reason": "needs 99 GiB", "figures": {}})'
-  ),
   "wrong": (
     'note({"status": "failed", "reason": "ValueError: no", "figures": {}})\n'
     "raise SystemExit(1)"
@@ -39,10 +36,6 @@ _SCRIPTS = {
 }
 
 
-def _stage(name, seconds=30.0):
-  return running.Stage(name, f"what {name} measures", seconds)
-
-
 class _Runs:
   """Runs scripts as stages, and counts them."""
 
@@ -50,16 +43,18 @@ class _Runs:
     self.folder = folder
     self.started = []
 
-  def __call__(self, *stages, minutes=5.0, rehearse=False, scripts=_SCRIPTS):
-    def command(stage):
-      self.started.append(stage.name)
-      head = _WRITES.format(path=str(self.folder / f"stages/{stage.name}.json"))
-      return [sys.executable, "-c", head + scripts[stage.name]]
+  def __call__(self, *names, seconds=30.0, rehearse=False, scripts=_SCRIPTS):
+    def command(name):
+      self.started.append(name)
+      head = _WRITES.format(path=str(self.folder / f"stages/{name}.json"))
+      return [sys.executable, "-c", head + scripts[name]]
 
+    stages = dict.fromkeys(names, seconds)
     results = running.run(
-      stages, self.folder, rehearse=rehearse, minutes=minutes, command=command
+      stages, self.folder, rehearse=rehearse, command=command
     )
-    written = json.loads((self.folder / running.RESULTS).read_text())
+    name = running.RESULTS[rehearse]
+    written = json.loads((self.folder / name).read_text())
     assert written["stages"] == [dataclasses.asdict(r) for r in results]
     return {r.name: r for r in results}
 
@@ -70,23 +65,15 @@ def runs(tmp_path):
 
 
 def test_a_stage_that_ends_badly_does_not_end_the_others(runs):
-  found = runs(
-    _stage("wrong"),
-    _stage("crash"),
-    _stage("hang", seconds=1.0),
-    _stage("small_machine"),
-    _stage("good"),
-  )
+  found = runs("wrong", "crash", "hang", "good", seconds=3.0)
   assert {name: r.status for name, r in found.items()} == {
     "wrong": "failed",
     "crash": "failed",
     "hang": "timed out",
-    "small_machine": "skipped",
     "good": "done",
   }
   assert found["wrong"].reason == "ValueError: no"
   assert found["crash"].reason == "ended by SIGABRT: last words"
-  assert found["small_machine"].reason == "needs 99 GiB"
   assert found["good"].figures == {"ms": 2.5}
   # What a stage found before its end is kept.
   assert found["crash"].figures == found["hang"].figures == {"so far": 1}
@@ -94,29 +81,19 @@ def test_a_stage_that_ends_badly_does_not_end_the_others(runs):
 
 
 def test_only_what_is_not_done_runs_again(runs):
-  runs(_stage("good"), _stage("small_machine"), _stage("wrong"))
+  runs("good", "wrong")
   runs.started.clear()
   mended = _SCRIPTS | {"wrong": _SCRIPTS["good"]}
-  found = runs(_stage("good"), _stage("wrong"), scripts=mended)
+  found = runs("good", "wrong", scripts=mended)
   assert runs.started == ["wrong"]
   assert found["wrong"].status == found["good"].status == "done"
-  # Others keep their results.
-  assert found["small_machine"].status == "skipped"
-  with pytest.raises(ValueError, match="rehearsal"):
-    runs(_stage("good"), rehearse=True)
-
-
-def test_no_stage_begins_after_the_minutes(runs):
-  found = runs(_stage("good"), minutes=0.0)
-  assert found["good"].status == "no time left"
-  assert found["good"].reason == "needs 30 s of 0"
-  assert not runs.started
-  # With time it runs.
-  assert runs(_stage("good"))["good"].status == "done"
+  # A rehearsal has results of its own.
+  assert list(runs("good", rehearse=True)) == ["good"]
+  assert runs.started == ["wrong", "good"]
 
 
 def test_stages_at_their_limits_fit_25_minutes():
-  assert sum(stage.seconds for stage in running.STAGES) <= 60 * 25
+  assert sum(running.STAGES.values()) <= 60 * 25
 
 
 def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
@@ -127,16 +104,11 @@ def test_a_case_that_fails_is_noted_and_the_next_one_measured(tmp_path):
     error = MemoryError("RESOURCE_EXHAUSTED: out of memory\nmany more lines")
     raise ExceptionGroup("two", [ExceptionGroup("one", [error]), KeyError("b")])
 
-  def skips():
-    raise notes_lib.SkippedError("needs 99 GiB")
-
   notes.case("large", fails)
-  notes.case("larger", skips)
   notes.case("small", lambda: {"ms": 2.0})
   found = json.loads((tmp_path / "stages/x.json").read_text())
   assert found["figures"] == {
     "large": {"failed": "MemoryError: RESOURCE_EXHAUSTED: out of memory"},
-    "larger": {"skipped": "needs 99 GiB"},
     "small": {"ms": 2.0},
   }
 
@@ -168,15 +140,13 @@ def test_a_server_is_timed_by_the_tokens_that_it_says_it_wrote(tmp_path):
   (figures,) = notes.figures.values()
   assert (figures["rows"], figures["tokens"]) == (2, 8)
   assert figures["tokens/s"] > 0
-  with pytest.raises(notes_lib.SkippedError, match="--server"):
-    stages.server(notes_lib.Notes(tmp_path, "server", rehearse=True))
 
 
 # What stages invent: words, passages, references.
 
 
 def test_some_words_search_and_some_answer():
-  words = stages.Words(512)
+  words = policies.Words(512)
   texts = words.token_texts()
   assert len(texts) == 512
   actions = [protocol.last_action(text) for text in texts]

@@ -6,15 +6,11 @@ import re
 import types
 from xml.etree import ElementTree
 
-import commands
 import pytest
 import study
-from absl import flags
-from absl.testing import flagsaver
 from matplotlib import figure
 
 from anysearch_jax.evaluation import inference, metrics
-from anysearch_jax.launch import report as command
 from anysearch_jax.report import figures
 from anysearch_jax.report import study as study_lib
 
@@ -55,20 +51,10 @@ def test_equal_rows_give_equal_bytes(rows, text):
   assert figures.alone(rows, trained=5) == text
 
 
-def test_the_command_writes_the_picture_and_no_report(rows, tmp_path, capsys):
-  for name, row in zip("ab", rows):
-    study.save_training(study.training(row.label), tmp_path / name)
-    study.save_row(row, tmp_path / name / "evaluation" / "plain")
-  output = tmp_path / "images" / "picture.svg"
-  flags.FLAGS.mark_as_parsed()
-  with commands.defined(command), flagsaver.flagsaver(figure=str(output)):
-    command.main(
-      ["report", *(f"{r.label}={tmp_path / n}" for n, r in zip("ab", rows))]
-    )
-  assert output.read_text("utf-8") == figures.alone(rows, trained=5)
-  assert capsys.readouterr().out.splitlines() == [str(output)]
-  assert list(output.parent.iterdir()) == [output]
-  assert not (tmp_path / "a" / "report").exists()
+def test_the_picture_lies_beside_the_page(rows, tmp_path):
+  study.write(tmp_path / "report.html", rows)
+  written = (tmp_path / "curves.svg").read_text("utf-8")
+  assert written == figures.alone(rows, trained=5)
 
 
 def test_twelve_rows_are_distinguishable_and_near_their_budget():

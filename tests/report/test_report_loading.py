@@ -112,8 +112,6 @@ def test_row_of_which_one_run_is_not_evaluated_is_rejected(tmp_path):
   runs = [_run(tmp_path / "a", "plain"), _run(tmp_path / "b")]
   with pytest.raises(ValueError, match=f"{runs[1]}: .*launch.evaluate"):
     loading.sources(f"A={runs[0]}+{runs[1]}")
-  with pytest.raises(ValueError, match="--figure: found no evaluation"):
-    _command(str(runs[1]), figure=str(tmp_path / "x.svg"))
 
 
 def test_run_without_evaluation_is_reported_by_its_training(tmp_path, capsys):

@@ -1,6 +1,6 @@
 """Compares five ways to play rollouts of a small policy, by search latency.
 
-    python -m bench.rollout --policy=FOLDER [--sglang=URL]
+    python -m research.sampling_speed --policy=FOLDER [--sglang=URL]
 
 The ways are (a) this engine with continuous batching, (b) the same engine
 turn-synchronously (all episodes take a turn, then all of them search), (c)
@@ -9,38 +9,36 @@ of a batch again every turn, (d) an SGLang server on this machine, started with
 the same policy, and (e) as (a) with `engine.exact`. Every search is answered
 from the same index, `latency` milliseconds later. Prints episodes and generated
 tokens per second, the occupancy (the share of the lanes of decode calls that
-sampled) and the ratios of each round. The ways take turns in one run.
+sampled) and the ratios of each round. The ways take turns in one run. `make
+bench` runs it with one thread for each way.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import dataclasses
 import statistics
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from absl import flags
-
-from anysearch_jax import config as config_lib
-from anysearch_jax import types
+import anysearch_jax as aj
 from anysearch_jax.configs import quickstart
-from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.launch import jax_setup
-from bench import harness
 
+_BUDGETS = 5  # Questions have budgets of 1 to 5 in turn.
 Turns = Callable[
-  [Sequence[types.GenerateRequest]], Awaitable[Sequence[types.Generation]]
+  [Sequence[aj.GenerateRequest]], Awaitable[Sequence[aj.Generation]]
 ]
 
 
 class Late:
   """A retriever that delays its answers."""
 
-  def __init__(self, retriever: types.Retriever, seconds: float):
+  def __init__(self, retriever: aj.Retriever, seconds: float):
     self._retriever = retriever
     self._seconds = seconds
 
-  async def search(self, request: types.SearchRequest):
+  async def search(self, request: aj.SearchRequest):
     if self._seconds:
       await asyncio.sleep(self._seconds)
     return await self._retriever.search(request)
@@ -56,15 +54,15 @@ class TurnSynchronous:
   """
 
   def __init__(
-    self, ask: Turns, engine: types.Engine, *, episodes: int, slots: int
+    self, ask: Turns, engine: aj.Engine, *, episodes: int, slots: int
   ):
     self._ask, self._engine = ask, engine
     self._unborn = episodes
     self._slots = slots
-    self._alive: set[types.Address] = set()
-    self._asked: list[tuple[types.GenerateRequest, asyncio.Future]] = []
+    self._alive: set[aj.Address] = set()
+    self._asked: list[tuple[aj.GenerateRequest, asyncio.Future]] = []
 
-  async def generate(self, request: types.GenerateRequest) -> types.Generation:
+  async def generate(self, request: aj.GenerateRequest) -> aj.Generation:
     if request.address not in self._alive:
       self._alive.add(request.address)
       self._unborn -= 1
@@ -73,7 +71,7 @@ class TurnSynchronous:
     self._go()
     return await future
 
-  def release(self, address: types.Address) -> None:
+  def release(self, address: aj.Address) -> None:
     self._engine.release(address)
     self._alive.discard(address)
     asyncio.get_running_loop().call_soon(self._go)
@@ -109,8 +107,8 @@ class TorchEngine:
     torch.manual_seed(0)
 
   async def __call__(
-    self, requests: Sequence[types.GenerateRequest]
-  ) -> list[types.Generation]:
+    self, requests: Sequence[aj.GenerateRequest]
+  ) -> list[aj.Generation]:
     torch = self._torch
     longest = max(len(r.token_ids) for r in requests)
     ids = torch.zeros(len(requests), longest, dtype=torch.long)
@@ -151,136 +149,162 @@ class TorchEngine:
       text = self._tokenizer.decode(new)
       cut = request.cut(text)
       turns.append(
-        types.Generation(
+        aj.Generation(
           tuple(new),
           tuple(float(logps[i, j, t]) for j, t in enumerate(new)),
           text if cut is None else cut,
-          types.Finish.STOP if cut is not None else types.Finish.LENGTH,
+          aj.Finish.STOP if cut is not None else aj.Finish.LENGTH,
           (0,) * len(new),
         )
       )
     return turns
 
 
-def main(argv: Sequence[str]) -> None:
-  f = flags.FLAGS
-  jax_setup.configure(threads=f.threads, cache=".jax_cache")
-  from anysearch_jax.launch import parts
-  from anysearch_jax.methods import systems
-  from anysearch_jax.policy import hf
-  from anysearch_jax.rollout import driver
-  from anysearch_jax.rollout.jax_engine import engine as engine_lib
-  from bench import policies
+def engines_of(
+  options: argparse.Namespace, config: aj.ExperimentConfig, policy: aj.Policy
+) -> tuple[dict[str, aj.Engine], dict[str, Turns]]:
+  """Returns the engines of the ways, and of those whose turns wait.
 
-  config = quickstart.get_config()
-  config = dataclasses.replace(config, policy=f.policy or config.policy)
-  source = parts.world_source(config.data, config.retrieval.kind)
-  questions = source.questions("dev", f.questions, 0)
-  policy = hf.load(config.policy)
-  shapes = dataclasses.replace(
-    config.engine, slots=f.slots, lanes=tuple(map(int, f.lanes))
-  )
-  ours, exact = (
-    engine_lib.JaxEngine(policy, config=c, sampling=config.sampling, seed=0)
-    for c in (shapes, dataclasses.replace(shapes, exact=True))
-  )
+  Args:
+    options: those of the command; they name the ways besides (a) and (b).
+    config: the engine's settings and the sampling.
+    policy: what all of them sample.
+  """
+  ours = aj.make_engine(policy, config, seed=0)
 
-  async def ours_at_once(requests):
+  async def ours_at_once(
+    requests: Sequence[aj.GenerateRequest],
+  ) -> list[aj.Generation]:
     return await asyncio.gather(*map(ours.generate, requests))
 
-  # The ways whose turns wait for each other, and the others.
+  engines: dict[str, aj.Engine] = {"a": ours}
   synchronous: dict[str, Turns] = {"b": ours_at_once}
-  engines: dict[str, types.Engine] = {"a": ours}
-  if f.exact:
-    engines["e"] = exact
-  if f.torch:
-    import torch
-
-    torch.set_num_threads(f.threads or torch.get_num_threads())
+  if options.exact:
+    exact = aj.config.changed(config, engine={"exact": True})
+    engines["e"] = aj.make_engine(policy, exact, seed=0)
+  if options.torch:
     synchronous["c"] = TorchEngine(config.policy, policy.tokenizer)
-  if f.sglang:
-    from anysearch_jax.rollout.servers import engine as servers_engine
-    from anysearch_jax.rollout.servers import sglang
-
-    engines["d"] = servers_engine.ServersEngine(
-      policy,
-      dialect=sglang.SglangServer,
-      config=config_lib.SglangConfig(urls=(f.sglang,)),
-      sampling=config.sampling,
-      dtype="float32",
+  if options.sglang:
+    served = aj.config.changed(
+      config,
+      engine={"kind": "sglang"},
+      sglang={"urls": (options.sglang,)},
     )
+    engines["d"] = aj.make_engine(policy, served, seed=0)
+  return engines, synchronous
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+  options = _parser().parse_args(arguments)
+  config = quickstart.get_config()
+  config = aj.config.changed(
+    config,
+    policy=options.policy or config.policy,
+    engine={"slots": options.slots, "lanes": tuple(options.lanes)},
+  )
+  world = aj.World(config.data.world_seed, config.data.world_reliability)
+  index = aj.LexicalRetriever(world.corpus, reads=world.searched)
+  questions = world.questions("dev", options.questions, 0)
+  policy = aj.load_policy(config.policy)
+  engines, synchronous = engines_of(options, config, policy)
+  ours: Any = engines["a"]  # Has counters, which not every engine has.
   episodes = len(questions) * config.group
 
   def play(way: str, rollout: int, latency: float) -> dict[str, float]:
     """Plays one rollout; `latency` is the seconds of a search."""
     engine = engines.get(way) or TurnSynchronous(
-      synchronous[way], ours, episodes=episodes, slots=f.slots
+      synchronous[way], ours, episodes=episodes, slots=options.slots
     )
-    retriever = Late(source.retriever, latency)
-    ours.counters.clear()
-    played, timing = harness.timed(
-      lambda: policies.play(
-        questions,
-        driver.EpisodeParts(
-          engine,
-          retriever,
-          config.episode,
-          policy.tokenizer,
-          systems.of_episode(config.episode),
-        ),
+    parts = aj.EpisodeParts(
+      engine,
+      Late(index, latency),
+      config.episode,
+      policy.tokenizer,
+      aj.environment_of(config.episode),
+    )
+    assignments = [
+      aj.Assignment(i, question, i % _BUDGETS + 1, False)
+      for i, question in enumerate(questions)
+    ]
+    counters = ours.counters
+    counters.clear()
+    began = time.perf_counter()
+    played = aj.run(
+      aj.run_groups(
+        assignments,
+        parts,
         group=config.group,
         rollout=rollout,
-        concurrency=f.slots,
+        max_concurrency=options.slots,
       )
     )
-    found = policies.trajectories(played)
-    c = ours.counters
+    seconds = time.perf_counter() - began
+    trajectories = [t for group in played.groups for t in group.trajectories]
+    tokens = sum(t.generated_tokens for t in trajectories)
+    searches = sum(t.searches for t in trajectories)
     return {
-      "episodes/s": len(found) / timing,
-      "tokens/s": policies.generated(played) / timing,
-      "occupancy": c["lanes_used"] / max(c["lanes_offered"], 1),
-      "searches": sum(t.searches for t in found) / len(found),
+      "episodes/s": len(trajectories) / seconds,
+      "tokens/s": tokens / seconds,
+      "occupancy": counters["lanes_used"] / max(counters["lanes_offered"], 1),
+      "searches": searches / len(trajectories),
     }
 
   ways = sorted({*engines, *synchronous})
   for way in ways:
     play(way, 0, 0.0)
-  print(f"{episodes} episodes, {f.slots} slots; occupancy is of (a) and (b)")
+  print(
+    f"{episodes} episodes, {options.slots} slots; occupancy is of (a) and (b)"
+  )
   columns = ("episodes/s", "tokens/s", "occupancy", "searches")
   titles = "".join(f"{name:>13}" for name in columns)
   print(f"{'search, way':16}{titles}  (a) is faster by", flush=True)
-  for latency in map(float, f.latencies):
+  for latency in options.latencies:
     rounds = [
       {way: play(way, 1 + i, latency / 1e3) for way in ways}
-      for i in range(f.pairs)
+      for i in range(options.pairs)
     ]
     for way in ways:
-      medians = {
-        name: statistics.median(found[way][name] for found in rounds)
+      cells = "".join(
+        f"{statistics.median(round[way][name] for round in rounds):13.4g}"
         for name in columns
-      }
+      )
       # By tokens, because different samples have different lengths.
       ratios = sorted(
-        found["a"]["tokens/s"] / found[way]["tokens/s"] for found in rounds
+        round["a"]["tokens/s"] / round[way]["tokens/s"] for round in rounds
       )
-      cells = "".join(f"{value:13.4g}" for value in medians.values())
       faster = f"{statistics.median(ratios):.2f}x"
       limits = f"[{ratios[0]:.2f}, {ratios[-1]:.2f}]"
       row = f"{latency:5.0f} ms  ({way})"
       print(f"{row:16}{cells}  {faster} {limits}", flush=True)
 
 
-if __name__ == "__main__":
-  flags.DEFINE_string(
-    "policy", None, "Hugging Face folder; default: the quickstart's policy."
+def _parser() -> argparse.ArgumentParser:
+  """Returns the parser of the command's options."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  add = parser.add_argument
+  add("--policy", help="Hugging Face folder; default: the quickstart's policy")
+  add(
+    "--latencies",
+    type=float,
+    nargs="+",
+    default=[0, 50, 500],
+    help="of a search, in milliseconds",
   )
-  flags.DEFINE_list("latencies", ["0", "50", "500"], "In milliseconds.")
-  flags.DEFINE_integer("pairs", 3, "Rounds of measurements.")
-  flags.DEFINE_integer("questions", 64, "Of a rollout, five times each.")
-  flags.DEFINE_integer("slots", 320, "Episodes under way at a time.")
-  flags.DEFINE_list("lanes", ["32"], "Rows of decode calls, ascending.")
-  flags.DEFINE_integer("threads", 0, "CPU threads; 0: all.")
-  flags.DEFINE_bool("torch", True, "Also play (c).")
-  flags.DEFINE_bool("exact", False, "Also play (e).")
-  flags.DEFINE_string("sglang", None, "Also play (d), at this address.")
-  launch_flags.run(main)
+  add("--pairs", type=int, default=3, help="rounds of measurements")
+  add("--questions", type=int, default=64, help="of a rollout, 5 times each")
+  add("--slots", type=int, default=320, help="episodes under way at a time")
+  add(
+    "--lanes",
+    type=int,
+    nargs="+",
+    default=[32],
+    help="rows of decode calls, ascending",
+  )
+  add("--notorch", dest="torch", action="store_false", help="leave (c) out")
+  add("--exact", action="store_true", help="also play (e)")
+  add("--sglang", help="also play (d), at this address")
+  return parser
+
+
+if __name__ == "__main__":
+  main()
