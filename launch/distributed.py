@@ -78,7 +78,7 @@ def connect() -> None:
     app.UsageError: see `named`.
   """
   f = flags.FLAGS
-  where = named(f.coordinator, f.processes, f.process, f.distributed)
+  where = is_named(f.coordinator, f.processes, f.process, f.distributed)
   if not where and not f.distributed:
     return
   import jax  # Imported late: `jax_setup.configure` has set its flags by now.
@@ -124,13 +124,13 @@ def connect() -> None:
     watch.cancel()
 
 
-def named(
+def is_named(
   coordinator: str | None,
   processes: int | None,
   process: int | None,
   distributed: bool,
 ) -> bool:
-  """Returns whether flags say where the processes meet.
+  """Returns whether flags, and not JAX itself, say where the processes meet.
 
   Args:
     coordinator: host:port of the first one.
@@ -143,20 +143,14 @@ def named(
   """
   if coordinator is None and processes is None and process is None:
     return False
-  if coordinator is None or processes is None or process is None or distributed:
+  _, _, port = (coordinator or "").rpartition(":")
+  below = process is not None and process < (processes or 0)
+  if distributed or not below or not port.isdecimal():
     raise app.UsageError(
       f"--coordinator, --processes, --process: found {coordinator}, "
       f"{processes}, {process}{' and --distributed' if distributed else ''}; "
-      "expected all three, or --distributed alone."
-    )
-  host, _, port = coordinator.rpartition(":")
-  if not host or not port.isdecimal():
-    raise app.UsageError(
-      f"--coordinator: found {coordinator!r}, expected host:port."
-    )
-  if process >= processes:
-    raise app.UsageError(
-      f"--process: found {process}, expected 0 to {processes - 1}."
+      "expected host:port, how many, and a number below that; or --distributed "
+      "alone."
     )
   return True
 

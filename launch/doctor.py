@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent import futures
 from typing import Any
 
 from absl import flags
@@ -173,22 +172,22 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
   for want in wanted:
     found = _version(want.name)
     if found and want.specifier.contains(found, prereleases=True):
-      good.append(want)
+      good.append(want.name)
       continue
     yield problem(
       f"{want.name}: found {found or 'none'}, expected {want.specifier}",
       f"pip install '{want}'",
     )
-  broken = _broken(tuple(want.name for want in good))
-  for name, reason in broken.items():
+  modules = [_MODULES.get(name, name.replace("-", "_")) for name in good]
+  # In a process of its own, which a broken library may end.
+  reason = _failure("\n".join(f"import {module}" for module in modules))
+  if reason:
     yield problem(
-      f"{name}: found that it cannot be imported ({reason})",
-      f"pip install --force-reinstall '{name}'; a library that it names comes "
-      "from the system's packages.",
+      f"found a package that cannot be imported ({reason})",
+      "pip install --force-reinstall it; a library that it names comes from "
+      "the system's packages.",
     )
-  yield ok(
-    f"{len(good) - len(broken)} of {len(wanted)} are as required and import"
-  )
+  yield ok(f"{len(good)} of {len(wanted)} are as required")
   own = _version("jax")
   for plugin in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
     if (found := _version(plugin)) not in (own, None):
@@ -204,23 +203,6 @@ def _version(package: str) -> str | None:
     return importlib.metadata.version(package)
   except importlib.metadata.PackageNotFoundError:
     return None
-
-
-@functools.cache
-def _broken(names: tuple[str, ...]) -> dict[str, str]:
-  """Returns the packages that do not import, with the reason.
-
-  They are imported in processes of their own: a broken library can end one.
-  """
-  code = {
-    name: f"import {_MODULES.get(name, name.replace('-', '_'))}"
-    for name in names
-  }
-  if not _failure("\n".join(code.values())):
-    return {}
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    reasons = zip(code, pool.map(_failure, code.values()), strict=True)
-    return {name: reason for name, reason in reasons if reason}
 
 
 def _failure(code: str, **variables: str) -> str:

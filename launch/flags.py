@@ -147,6 +147,14 @@ def define_training() -> None:
     "module:function or path/to/file.py:function of a reward of your own; "
     "short for --config.reward.function.",
   )
+  flags.DEFINE_float(
+    "grace",
+    None,
+    "Seconds that a stop may take until its checkpoint is written; default: "
+    "calculated from the last save.",
+    0,
+  )
+  flags.DEFINE_bool("dry_run", False, "Print what would run, and stop.")
   flags.DEFINE_bool("wandb", False, "Log to Weights & Biases too.")
   flags.DEFINE_bool("mlflow", False, "Log to MLflow too.")
   flags.DEFINE_bool(

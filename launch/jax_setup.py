@@ -8,11 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from absl import app, logging
+from absl import app
 
 from anysearch_jax.host import platforms
 
@@ -91,8 +90,9 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
     _keep_freed_memory()
   import jax  # Reads the flags above.
 
-  if cache and _takes_files(folder := pathlib.Path(cache).absolute()):
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+  if cache:  # JAX warns if it cannot write there.
+    folder = str(pathlib.Path(cache).absolute())
+    jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
@@ -104,23 +104,6 @@ def merged(flags: Mapping[str, str], given: str) -> str:
     f"--{name}={value}" for name, value in flags.items() if name not in names
   ]
   return " ".join([*given.split(), *added])
-
-
-def _takes_files(folder: pathlib.Path) -> bool:
-  """Returns whether a folder can hold compiled programs; warns if not."""
-  # JAX makes it for the first program: a command without one leaves none.
-  there = next(each for each in (folder, *folder.parents) if each.exists())
-  try:
-    tempfile.TemporaryFile(dir=there).close()
-  except OSError as error:
-    logging.warning(
-      "--cache: found no place for compiled programs at %s (%s); each start "
-      "compiles them again. Name a folder that can be written to.",
-      folder,
-      error.strerror,
-    )
-    return False
-  return True
 
 
 def _keep_freed_memory() -> None:

@@ -19,9 +19,7 @@ import dataclasses
 import os
 import pathlib
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
@@ -187,12 +185,6 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     SystemExit: a command failed or a signal arrived. The other commands are
       stopped and may save first; a second signal kills them.
   """
-  asked, urged = threading.Event(), threading.Event()
-
-  def first(number: int) -> None:
-    stopping.say(f"stopping on {signal.Signals(number).name}")
-    asked.set()
-
   logs.mkdir(parents=True, exist_ok=True)
   done = {job.name for job in jobs[:-1] if job.result.is_file()}
   if done:
@@ -201,7 +193,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     print(f"already there, not run again: {name}", flush=True)
   waiting = [job for job in jobs if job.name not in done]
   running: list[supervisor.Running] = []
-  with stopping.heard(first, lambda number: urged.set()):
+  with supervisor.signals() as (asked, urged):
     try:
       while waiting or running:
         ready = [job for job in waiting if done.issuperset(job.after)]
@@ -217,7 +209,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
           if each.part is jobs[-1]:
             print(each.text(), flush=True)
     finally:
-      supervisor.stop(running, urged=urged.is_set)
+      supervisor.stop(running, urged)
 
 
 def _ended(each: supervisor.Running) -> bool:

@@ -66,17 +66,9 @@ _PASSES = 10
 def define_flags() -> None:
   launch_flags.define_training()
   distributed.define_flags()
-  flags.DEFINE_float(
-    "grace",
-    None,
-    "Seconds that a stop may take until its checkpoint is written; default: "
-    "calculated from the last save.",
-    0,
-  )
   flags.DEFINE_bool(
     "timeline", False, "Trace the run into the folder's profile/, for XProf."
   )
-  flags.DEFINE_bool("dry_run", False, "Print resolved configuration and stop.")
 
 
 def main(argv: Sequence[str]) -> None:
