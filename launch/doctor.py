@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from absl import flags
 from packaging import requirements
@@ -62,7 +61,6 @@ def define_flags() -> None:
   )
   flags.DEFINE_bool("ask_web", False, "Ask a web search engine, for its price.")
   flags.DEFINE_float("deadline", 120, "Seconds that a check may take.", 0.1)
-  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -70,13 +68,20 @@ def main(argv: Sequence[str]) -> None:
   # The checks only look at the devices, so they must not reserve their memory.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   config = launch_flags.read_config() if f.config or f.set_config else None
-  names = ("output", "processes", "ask_web", "deadline", "threads")
-  given: dict[str, Any] = {name: f[name].value for name in names}
-  found = [finding.level for finding in examine(config, **given)]
-  print(f"{found.count(PROBLEM)} problems, {found.count(WARNING)} warnings")
+  levels = [
+    finding.level
+    for finding in examine(
+      config,
+      output=f.output,
+      processes=f.processes,
+      ask_web=f.ask_web,
+      deadline=f.deadline,
+    )
+  ]
+  print(f"{levels.count(PROBLEM)} problems, {levels.count(WARNING)} warnings")
   sys.stdout.flush()
   # A hanging check could block an orderly exit.
-  os._exit(1 if PROBLEM in found else 0)
+  os._exit(1 if PROBLEM in levels else 0)
 
 
 def examine(
@@ -86,36 +91,43 @@ def examine(
   processes: int = 1,
   ask_web: bool = False,
   deadline: float = 120.0,
-  threads: int = 0,
 ) -> Iterator[Finding]:
   """Runs the checks, prints each finding at once, and yields it.
 
-  Without a configuration the installation alone is checked. `deadline` is the
-  seconds of each check, `threads` as for `jax_setup.configure`.
+  Args:
+    config: of the run; None: the installation alone is checked.
+    output: the run's folder.
+    processes: how many like this one will train.
+    ask_web: whether to send a query to a web search engine.
+    deadline: seconds of each check.
   """
-
-  def look(name: str, check: Look) -> list[Finding]:
-    found = run(check, deadline=deadline)
-    for line in lines(name, found):
-      print(line, flush=True)
-    return found
-
-  def started() -> Iterator[Finding]:
-    jax_setup.configure(threads=threads, cache="")
-    return devices()
-
-  yield from look("python", python)
-  yield from look("packages", packages)
-  yield from (found := look("devices", started))
+  checks: list[tuple[str, Look]] = [
+    ("python", python),
+    ("packages", packages),
+    ("devices", devices),
+  ]
+  levels = []
+  for name, check in checks:
+    for finding in _examined(name, check, deadline):
+      levels.append(finding.level)
+      yield finding
   # The remaining checks import JAX, so they need the ones above to pass.
-  if config is None or any(x.level == PROBLEM for x in found):
+  if config is None or PROBLEM in levels:
     return
   from anysearch_jax.launch import run_checks
 
   folder = launch_flags.run_folder(config, output)
-  checks = run_checks.Checks(config, folder, processes, ask_web)
-  for name, check in checks.all():
-    yield from look(name, check)
+  of_run = run_checks.Checks(config, folder, processes, ask_web)
+  for name, check in of_run.all():
+    yield from _examined(name, check, deadline)
+
+
+def _examined(name: str, check: Look, deadline: float) -> list[Finding]:
+  """Returns what a check finds, and prints it."""
+  findings = run(check, deadline=deadline)
+  for line in lines(name, findings):
+    print(line, flush=True)
+  return findings
 
 
 def run(look: Look, *, deadline: float) -> list[Finding]:
@@ -230,6 +242,7 @@ def devices() -> Iterator[Finding]:
   A plug-in that is installed may still fail to start; JAX then computes on the
   CPU. So the plug-in is started by itself, and its error is reported.
   """
+  jax_setup.configure(threads=0, cache="")
   import jax
 
   found = jax.devices()

@@ -113,11 +113,11 @@ def define_process() -> None:
 
 def define_devices() -> None:
   """Defines `--devices`, for commands that run beside others on a machine."""
-  flags.DEFINE_string(
+  flags.DEFINE_enum(
     "devices",
     "all" if os.environ.get("JAX_PLATFORMS") else "cpu",
-    "Accelerators that the command may use: cpu for none, all, or numbers as "
-    "0,1.",
+    ["all", "cpu"],
+    "Accelerators that the command may use: all that it sees, or none.",
   )
 
 

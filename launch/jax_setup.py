@@ -11,8 +11,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from absl import app
-
 from anysearch_jax.host import platforms
 
 if TYPE_CHECKING:
@@ -59,15 +57,10 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
     threads: 1 restricts this process to one CPU thread; any other value leaves
       the choice to XLA.
     cache: folder of compiled programs, shared by processes; "" disables it.
-    devices: what the process may use, see `platforms.restrict`.
-
-  Raises:
-    app.UsageError: the devices are invalid.
+    devices: "cpu" leaves the accelerators to other processes.
   """
-  try:
-    platforms.restrict(devices)
-  except ValueError as error:
-    raise app.UsageError(f"--devices: {error}.") from error
+  if devices == "cpu":
+    os.environ["JAX_PLATFORMS"] = "cpu"
   platform = platforms.expected()
   flags = merged(XLA_FLAGS.get(platform, {}), os.environ.get("XLA_FLAGS", ""))
   if threads == 1:

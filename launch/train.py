@@ -195,9 +195,8 @@ def _trainer(
   first = processes.on_main(lambda: provenance["retriever"])
   if retriever is None:
     provenance["retriever"] = first
-  many, said = passes(questions)
-  if many and processes.is_main():
-    stopping.say(f"passes over the questions: {said}")
+  if processes.is_main():
+    print(passes(questions), flush=True)
   agree(config, provenance)
   allow = flags.FLAGS.allow_changes
   sinks: list[trackers.Sender] = []
@@ -252,18 +251,22 @@ def _questions(
   return source.questions(config.data.split, count, config.seed)
 
 
-def passes(questions: Sequence[types.Question]) -> tuple[bool, str]:
-  """Returns whether a run repeats its questions too often, and how often."""
+def passes(questions: Sequence[types.Question]) -> str:
+  """Returns how often a run asks its questions, and whether that is much."""
   from anysearch_jax.data import dataset_iterator
 
-  of = dataset_iterator.progress(questions, 0)["of"]
-  said = f"{len(questions) / of:.1f} ({len(questions):,} of {of:,} questions)"
-  if many := len(questions) > _PASSES * of:
-    said += (
+  distinct = dataset_iterator.progress(questions, 0)["of"]
+  times = len(questions) / distinct
+  line = (
+    f"passes over the questions: {times:.1f} ({len(questions):,} of "
+    f"{distinct:,} questions)"
+  )
+  if times > _PASSES:
+    line += (
       f"; after {_PASSES} a policy may know the answers: prepare more "
       "questions, or set a smaller curriculum.total_steps"
     )
-  return many, said
+  return line
 
 
 def _begin(
@@ -334,10 +337,9 @@ def dry_run(config: config_lib.ExperimentConfig) -> None:
   systems.validate(config)
   print(describe(config))
   try:
-    _, said = passes(_questions(config, parts.source(config)))
+    print(passes(_questions(config, parts.source(config))))
   except (OSError, ValueError) as error:
-    said = f"unknown ({error})"
-  print(f"passes over the questions: {said}")
+    print(f"passes over the questions: unknown ({error})")
   print("hours and memory: launch.plan --target=h100:1 predicts them there")
 
 

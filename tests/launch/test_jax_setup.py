@@ -65,9 +65,7 @@ def test_this_jaxlib_knows_every_flag():
   python("import jax; jax.devices()", **named)
 
 
-def test_devices_hide_the_other_accelerators():
-  found = configured("own", devices="2,3", JAX_PLATFORMS="")
-  assert found["CUDA_VISIBLE_DEVICES"] == "2,3"
+def test_accelerators_are_left_to_others():
   assert configured("own", devices="cpu")["JAX_PLATFORMS"] == "cpu"
 
 
