@@ -78,7 +78,7 @@ def connect() -> None:
     app.UsageError: see `named`.
   """
   f = flags.FLAGS
-  where = is_named(f.coordinator, f.processes, f.process, f.distributed)
+  where = is_named()
   if not where and not f.distributed:
     return
   import jax  # Imported late: `jax_setup.configure` has set its flags by now.
@@ -124,31 +124,22 @@ def connect() -> None:
     watch.cancel()
 
 
-def is_named(
-  coordinator: str | None,
-  processes: int | None,
-  process: int | None,
-  distributed: bool,
-) -> bool:
+def is_named() -> bool:
   """Returns whether flags, and not JAX itself, say where the processes meet.
-
-  Args:
-    coordinator: host:port of the first one.
-    processes: how many they are.
-    process: the index of this one.
-    distributed: whether JAX shall find all three.
 
   Raises:
     app.UsageError: they are incomplete or contradict each other.
   """
-  if coordinator is None and processes is None and process is None:
+  f = flags.FLAGS
+  if f.coordinator is None and f.processes is None and f.process is None:
     return False
-  _, _, port = (coordinator or "").rpartition(":")
-  below = process is not None and process < (processes or 0)
-  if distributed or not below or not port.isdecimal():
+  _, _, port = (f.coordinator or "").rpartition(":")
+  is_below = f.process is not None and f.process < (f.processes or 0)
+  if f.distributed or not is_below or not port.isdecimal():
+    more = " and --distributed" if f.distributed else ""
     raise app.UsageError(
-      f"--coordinator, --processes, --process: found {coordinator}, "
-      f"{processes}, {process}{' and --distributed' if distributed else ''}; "
+      f"--coordinator, --processes, --process: found {f.coordinator}, "
+      f"{f.processes}, {f.process}{more}; "
       "expected host:port, how many, and a number below that; or --distributed "
       "alone."
     )

@@ -200,13 +200,6 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
       "the system's packages.",
     )
   yield ok(f"{len(good)} of {len(wanted)} are as required")
-  own = _version("jax")
-  for plugin in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
-    if (found := _version(plugin)) not in (own, None):
-      yield warning(
-        f"{plugin}: found {found} beside jax {own}",
-        f"pip install '{plugin}=={own}'",
-      )
 
 
 def _version(package: str) -> str | None:

@@ -168,8 +168,7 @@ def score_group(
     )
     for trajectory in group.trajectories
   ]
-  size = len(verdicts)
-  if not size:
+  if not verdicts:
     return []
   extra: list[dict[str, float | None]] = [{} for _ in verdicts]
   if isinstance(group, OfficialGroup):
@@ -180,17 +179,13 @@ def score_group(
       )
       for verdict in verdicts
     ]
-  # Padded to a power of two, so that few group sizes are compiled.
-  padded = 1 << (size - 1).bit_length()
-  columns = np.zeros((4, padded), np.int32)
-  columns[:, :size] = np.transpose(
+  columns = np.transpose(
     [
       (verdict.em, verdict.format or 0, item.generated_tokens, item.searches)
       for verdict, item in zip(verdicts, group.trajectories, strict=True)
     ]
-  )
-  valid = np.zeros(padded, np.bool_)
-  valid[:size] = [not item.failed for item in group.trajectories]
+  ).astype(np.int32)
+  valid = np.array([not item.failed for item in group.trajectories])
   # Rewards of trajectories that differ by one token differ very little, and
   # dividing by the group's spread would amplify float32 rounding.
   with jax.enable_x64(True):
@@ -199,7 +194,7 @@ def score_group(
     )
   values = {
     **reward._asdict(),
-    "gamma": np.full(padded, reward.gamma),
+    "gamma": np.full(len(verdicts), reward.gamma),
     "advantage": advantage,
   }
   return [

@@ -30,7 +30,7 @@ import httpx2
 from anysearch_jax.launch import progress, stopping
 
 _POLL = 0.1  # Seconds between polls of the processes.
-_PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
+_SHOW = 5.0  # Seconds between the printed lines of a part.
 _ANSWER = 5.0  # Seconds for an answer about its health.
 _TAIL = 20  # Lines of a log that are shown after a failure.
 _LEFT_BEHIND = 2.0  # Seconds that killed processes may take to disappear.
@@ -93,7 +93,6 @@ def run(
   logs: pathlib.Path,
   deadline: float,
   grace: float = 30.0,
-  every: float = 2.0,
 ) -> int:
   """Runs `main` beside its services, and stops them all whatever happens.
 
@@ -106,7 +105,6 @@ def run(
     deadline: seconds within which all services must answer.
     grace: seconds between SIGTERM and SIGKILL of a service; the main command
       may take longer, because it saves.
-    every: seconds between printed lines of the main command.
 
   Returns:
     The exit code of `main`, or 128 + the signal that killed it; 1 if a service
@@ -118,33 +116,32 @@ def run(
   with signals() as (asked, urged):
     try:
       for part in services:
-        serving.append(Running(part, logs, _PATIENCE))
+        serving.append(Running(part, logs))
       _await_health(serving, asked, deadline)
-      mains.append(Running(main, logs, every))
+      mains.append(Running(main, logs))
       return _await_end(mains[0], serving, asked)
     except PartError as error:
       _say(str(error))
       return 1
-    except stopping.StoppedError as stopped:
+    except stopping.StoppedError:
       stop(mains, urged)
-      for part in mains:
-        part.say(f"ended with code {part.code} after {part.took}")
-        return 1 if part.code is None else part.code
-      return stopped.code
     finally:
       stop(mains, urged)
       stop(serving, urged, grace)
+  if not mains:
+    return stopping.RESUME
+  code = mains[0].code
+  mains[0].say(f"ended with code {code} after {mains[0].took}")
+  return 1 if code is None else code
 
 
 def _await_health(
   services: Sequence[Running], asked: threading.Event, deadline: float
 ) -> None:
-  """Waits until all services have answered."""
+  """Waits until all services that say when they are ready have answered."""
   end = time.monotonic() + deadline
-  for service in services:
+  for service in [service for service in services if service.part.health]:
     url = service.part.health
-    if not url:
-      continue
     while not _answers(url):
       _check(services, asked)
       if time.monotonic() > end:
@@ -197,17 +194,15 @@ class Running:
   Args:
     part: the command.
     logs: folder of its log, which is appended to.
-    every: seconds between its printed lines.
 
   Raises:
     PartError: it cannot be started, or its port is another process's, which
       could pass for it.
   """
 
-  def __init__(self, part: Part, logs: pathlib.Path, every: float = 2.0):
+  def __init__(self, part: Part, logs: pathlib.Path):
     self.part = part
     self.log = logs / f"{part.name}.log"
-    self._every = every
     self._last = ""
     self._shown = self._began = time.monotonic()
     address = urllib.parse.urlsplit(part.health)
@@ -281,7 +276,7 @@ class Running:
 
   def show(self, *, now: bool = False) -> None:
     """Prints the last line of the log, if it is a new one."""
-    if not now and time.monotonic() - self._shown < self._every:
+    if not now and time.monotonic() - self._shown < _SHOW:
       return
     self._shown = time.monotonic()
     last = "".join(self.tail(1))
@@ -307,7 +302,7 @@ class Running:
     )
     self.kill()  # Its children may still hold its port or GPUs.
     part = dataclasses.replace(self.part, restarts=left - 1)
-    return Running(part, self.log.parent, self._every)
+    return Running(part, self.log.parent)
 
 
 def stop(
@@ -327,7 +322,7 @@ def stop(
     if urged.is_set() or time.monotonic() > end:
       break
     for part in waiting:
-      part.show()
+      part.show(now=True)  # It may say how long it takes.
     time.sleep(_POLL)
   for part in waiting:
     part.say("did not end by itself; killed")
