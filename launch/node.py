@@ -217,42 +217,18 @@ def _indices(values: Sequence[int]) -> str:
   return ",".join(map(str, values))
 
 
-def validate(
-  config: config_lib.ExperimentConfig,
-  output: pathlib.Path,
-  *,
-  serves: bool,
-  processes: int = 1,
-  allow_changes: bool = False,
-) -> None:
-  """Checks a configuration before servers are started for it.
-
-  Args:
-    config: the run's, without the trainer's own overrides.
-    output: the run's folder; the trainer resumes the run in it.
-    serves: whether SGLang servers sample, whose addresses may not be known.
-    processes: how many train together.
-    allow_changes: whether learning settings may differ from that run's.
-
-  Raises:
-    ValueError: the configuration is invalid or does not fit the run.
-  """
-  with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    import jax
-
-  # A reward function that is tried may compute; the GPUs are for the parts.
-  jax.config.update("jax_platforms", "cpu")
-  from anysearch_jax.methods import systems  # Imports JAX.
-
-  if serves:
-    config = config_lib.changed(
-      config,
-      engine={"kind": "sglang"},
-      sglang={"urls": config.sglang.urls or ("http://node:30000",)},
-      mesh={"trainer": (), "rollout": ()},
-    )
-  systems.validate(config, processes=processes)
-  run_history.check(output, config, allow=allow_changes)
+def as_trained(
+  config: config_lib.ExperimentConfig, *, serves: bool
+) -> config_lib.ExperimentConfig:
+  """Returns a configuration as the trainer has it, except for its addresses."""
+  if not serves:
+    return config
+  return config_lib.changed(
+    config,
+    engine={"kind": "sglang"},
+    sglang={"urls": config.sglang.urls or ("http://node:30000",)},
+    mesh={"trainer": (), "rollout": ()},
+  )
 
 
 def define_flags() -> None:
@@ -296,13 +272,17 @@ def main(argv: Sequence[str]) -> int:
     raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
   if f.nodes > 1:
     training = cluster.trainers(config.mesh, serves=serves)
-  validate(
-    config,
-    output,
-    serves=serves,
-    processes=training,
-    allow_changes=f.allow_changes,
-  )
+  with captured_stderr.standard_error():  # JAX warns of missing plugins.
+    import jax
+
+  # A reward function that is tried may compute; the GPUs are for the parts.
+  jax.config.update("jax_platforms", "cpu")
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  # Checked here, because servers take long to start.
+  trained = as_trained(config, serves=serves)
+  systems.validate(trained, processes=training)
+  run_history.check(output, trained, allow=f.allow_changes)
   if f.nodes > 1:
     shares = shared_gpus(tuple(range(f.gpus)), f.servers if serves else 0)
     part = server(

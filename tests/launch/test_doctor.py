@@ -342,7 +342,7 @@ def answering(*hits):
     (
       answering({"document": {"id": "1", "contents": "t\nx"}, "score": 1.0}),
       findings.OK,
-      "10 searches: p50 ",
+      "10 searches: slowest ",
     ),
     (answering(), findings.PROBLEM, "10 without a passage"),
     (fake_retriever.die_at_once, findings.PROBLEM, "tried 4 times"),

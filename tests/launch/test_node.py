@@ -25,6 +25,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import node
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.servers import sglang
 
@@ -169,7 +170,7 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
   assert trainer.shown().startswith(
     "CUDA_VISIBLE_DEVICES=0,1,2,3 XLA_PYTHON_CLIENT_ALLOCATOR=platform"
   )
-  node.validate(config, pathlib.Path("nowhere"), serves=True)
+  systems.validate(node.as_trained(config, serves=True))
 
 
 def test_servers_of_a_run_with_adapters_load_them():
