@@ -269,13 +269,12 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
   """
   path, *preset = name.split(":", 1)
   path = shipped.find(path)
-  if not pathlib.Path(path).is_file():
+  if not path.endswith(".py") or not pathlib.Path(path).is_file():
     raise ValueError(
-      f"--config={path}: found no such file in {os.getcwd()}; expected a file "
-      f"of yours, or one of the project's in {shipped.ROOT / 'configs'}."
+      f"--config={path}: found no such file in {os.getcwd()}; expected a "
+      "Python file (.py) of yours, or one of the project's in "
+      f"{shipped.ROOT / 'configs'}."
     )
-  if not path.endswith(".py"):
-    raise ValueError(f"--config={path}: expected a Python file (.py).")
   told = functools.partial(
     plugins.as_sentence, f"--config={path}", path, kept=(ValueError,)
   )

@@ -271,7 +271,8 @@ def main(argv: Sequence[str]) -> int:
   if f.nodes > 1 and not f.target:
     raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
   if f.nodes > 1:
-    training = cluster.trainers(config.mesh, serves=serves)
+    others = serves and f.servers != 0  # Nodes with servers.
+    training = cluster.trainers(config.mesh, serves=others)
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
     import jax
 
@@ -294,7 +295,12 @@ def main(argv: Sequence[str]) -> int:
       host="0.0.0.0",  # noqa: S104  Other nodes ask.
     )
     cluster.write(
-      config, words, output, training=training, server=part, shares=shares
+      config,
+      words,
+      output,
+      training=training,
+      server=part if serves else None,
+      shares=shares,
     )
     return 0
   services, main_part = parts_of(

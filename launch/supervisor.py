@@ -4,8 +4,8 @@ Services start first. When all of them answer, the main command starts; when it
 ends, everything ends. Each command writes to its own log, and one line is
 printed whenever something changes. A stop is passed on to the main command,
 which may need its services while it saves, so they are stopped only after it
-has ended, which may take an hour. What a command leaves behind is
-killed, except processes with a session of their own.
+has ended, which may take an hour. What a command leaves behind is killed,
+except processes with a session of their own.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def run(
       _say(str(error))
       return 1
     except stopping.StoppedError:
-      stop(mains, urged)
+      pass  # The exit code is known once all have ended.
     finally:
       stop(mains, urged)
       stop(serving, urged, grace)
