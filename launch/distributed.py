@@ -78,7 +78,7 @@ def connect() -> None:
     app.UsageError: see `named`.
   """
   f = flags.FLAGS
-  where = named(f.coordinator, f.processes, f.process, f.distributed)
+  where = is_named()
   if not where and not f.distributed:
     return
   import jax  # Imported late: `jax_setup.configure` has set its flags by now.
@@ -124,39 +124,24 @@ def connect() -> None:
     watch.cancel()
 
 
-def named(
-  coordinator: str | None,
-  processes: int | None,
-  process: int | None,
-  distributed: bool,
-) -> bool:
-  """Returns whether flags say where the processes meet.
-
-  Args:
-    coordinator: host:port of the first one.
-    processes: how many they are.
-    process: the index of this one.
-    distributed: whether JAX shall find all three.
+def is_named() -> bool:
+  """Returns whether flags, and not JAX itself, say where the processes meet.
 
   Raises:
     app.UsageError: they are incomplete or contradict each other.
   """
-  if coordinator is None and processes is None and process is None:
+  f = flags.FLAGS
+  if f.coordinator is None and f.processes is None and f.process is None:
     return False
-  if coordinator is None or processes is None or process is None or distributed:
+  _, _, port = (f.coordinator or "").rpartition(":")
+  is_below = f.process is not None and f.process < (f.processes or 0)
+  if f.distributed or not is_below or not port.isdecimal():
+    more = " and --distributed" if f.distributed else ""
     raise app.UsageError(
-      f"--coordinator, --processes, --process: found {coordinator}, "
-      f"{processes}, {process}{' and --distributed' if distributed else ''}; "
-      "expected all three, or --distributed alone."
-    )
-  host, _, port = coordinator.rpartition(":")
-  if not host or not port.isdecimal():
-    raise app.UsageError(
-      f"--coordinator: found {coordinator!r}, expected host:port."
-    )
-  if process >= processes:
-    raise app.UsageError(
-      f"--process: found {process}, expected 0 to {processes - 1}."
+      f"--coordinator, --processes, --process: found {f.coordinator}, "
+      f"{f.processes}, {f.process}{more}; "
+      "expected host:port, how many, and a number below that; or --distributed "
+      "alone."
     )
   return True
 

@@ -19,8 +19,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent import futures
-from typing import Any
 
 from absl import flags
 from packaging import requirements
@@ -63,7 +61,6 @@ def define_flags() -> None:
   )
   flags.DEFINE_bool("ask_web", False, "Ask a web search engine, for its price.")
   flags.DEFINE_float("deadline", 120, "Seconds that a check may take.", 0.1)
-  flags.DEFINE_integer("threads", 0, "CPU threads; 0: XLA's own choice.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -71,13 +68,20 @@ def main(argv: Sequence[str]) -> None:
   # The checks only look at the devices, so they must not reserve their memory.
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   config = launch_flags.read_config() if f.config or f.set_config else None
-  names = ("output", "processes", "ask_web", "deadline", "threads")
-  given: dict[str, Any] = {name: f[name].value for name in names}
-  found = [finding.level for finding in examine(config, **given)]
-  print(f"{found.count(PROBLEM)} problems, {found.count(WARNING)} warnings")
+  levels = [
+    finding.level
+    for finding in examine(
+      config,
+      output=f.output,
+      processes=f.processes,
+      ask_web=f.ask_web,
+      deadline=f.deadline,
+    )
+  ]
+  print(f"{levels.count(PROBLEM)} problems, {levels.count(WARNING)} warnings")
   sys.stdout.flush()
   # A hanging check could block an orderly exit.
-  os._exit(1 if PROBLEM in found else 0)
+  os._exit(1 if PROBLEM in levels else 0)
 
 
 def examine(
@@ -87,36 +91,43 @@ def examine(
   processes: int = 1,
   ask_web: bool = False,
   deadline: float = 120.0,
-  threads: int = 0,
 ) -> Iterator[Finding]:
   """Runs the checks, prints each finding at once, and yields it.
 
-  Without a configuration the installation alone is checked. `deadline` is the
-  seconds of each check, `threads` as for `jax_setup.configure`.
+  Args:
+    config: of the run; None: the installation alone is checked.
+    output: the run's folder.
+    processes: how many like this one will train.
+    ask_web: whether to send a query to a web search engine.
+    deadline: seconds of each check.
   """
-
-  def look(name: str, check: Look) -> list[Finding]:
-    found = run(check, deadline=deadline)
-    for line in lines(name, found):
-      print(line, flush=True)
-    return found
-
-  def started() -> Iterator[Finding]:
-    jax_setup.configure(threads=threads, cache="")
-    return devices()
-
-  yield from look("python", python)
-  yield from look("packages", packages)
-  yield from (found := look("devices", started))
+  checks: list[tuple[str, Look]] = [
+    ("python", python),
+    ("packages", packages),
+    ("devices", devices),
+  ]
+  levels = []
+  for name, check in checks:
+    for finding in _examined(name, check, deadline):
+      levels.append(finding.level)
+      yield finding
   # The remaining checks import JAX, so they need the ones above to pass.
-  if config is None or any(x.level == PROBLEM for x in found):
+  if config is None or PROBLEM in levels:
     return
   from anysearch_jax.launch import run_checks
 
   folder = launch_flags.run_folder(config, output)
-  checks = run_checks.Checks(config, folder, processes, ask_web)
-  for name, check in checks.all():
-    yield from look(name, check)
+  of_run = run_checks.Checks(config, folder, processes, ask_web)
+  for name, check in of_run.all():
+    yield from _examined(name, check, deadline)
+
+
+def _examined(name: str, check: Look, deadline: float) -> list[Finding]:
+  """Returns what a check finds, and prints it."""
+  findings = run(check, deadline=deadline)
+  for line in lines(name, findings):
+    print(line, flush=True)
+  return findings
 
 
 def run(look: Look, *, deadline: float) -> list[Finding]:
@@ -173,29 +184,22 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
   for want in wanted:
     found = _version(want.name)
     if found and want.specifier.contains(found, prereleases=True):
-      good.append(want)
+      good.append(want.name)
       continue
     yield problem(
       f"{want.name}: found {found or 'none'}, expected {want.specifier}",
       f"pip install '{want}'",
     )
-  broken = _broken(tuple(want.name for want in good))
-  for name, reason in broken.items():
+  modules = [_MODULES.get(name, name.replace("-", "_")) for name in good]
+  # In a process of its own, which a broken library may end.
+  reason = _failure("\n".join(f"import {module}" for module in modules))
+  if reason:
     yield problem(
-      f"{name}: found that it cannot be imported ({reason})",
-      f"pip install --force-reinstall '{name}'; a library that it names comes "
-      "from the system's packages.",
+      f"found a package that cannot be imported ({reason})",
+      "pip install --force-reinstall it; a library that it names comes from "
+      "the system's packages.",
     )
-  yield ok(
-    f"{len(good) - len(broken)} of {len(wanted)} are as required and import"
-  )
-  own = _version("jax")
-  for plugin in ("jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"):
-    if (found := _version(plugin)) not in (own, None):
-      yield warning(
-        f"{plugin}: found {found} beside jax {own}",
-        f"pip install '{plugin}=={own}'",
-      )
+  yield ok(f"{len(good)} of {len(wanted)} are as required")
 
 
 def _version(package: str) -> str | None:
@@ -204,23 +208,6 @@ def _version(package: str) -> str | None:
     return importlib.metadata.version(package)
   except importlib.metadata.PackageNotFoundError:
     return None
-
-
-@functools.cache
-def _broken(names: tuple[str, ...]) -> dict[str, str]:
-  """Returns the packages that do not import, with the reason.
-
-  They are imported in processes of their own: a broken library can end one.
-  """
-  code = {
-    name: f"import {_MODULES.get(name, name.replace('-', '_'))}"
-    for name in names
-  }
-  if not _failure("\n".join(code.values())):
-    return {}
-  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-    reasons = zip(code, pool.map(_failure, code.values()), strict=True)
-    return {name: reason for name, reason in reasons if reason}
 
 
 def _failure(code: str, **variables: str) -> str:
@@ -248,6 +235,7 @@ def devices() -> Iterator[Finding]:
   A plug-in that is installed may still fail to start; JAX then computes on the
   CPU. So the plug-in is started by itself, and its error is reported.
   """
+  jax_setup.configure(threads=0, cache="")
   import jax
 
   found = jax.devices()

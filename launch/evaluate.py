@@ -25,7 +25,6 @@ from typing import Any
 
 from absl import app, flags
 
-from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
@@ -216,9 +215,9 @@ def short_flags(
 def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
   """Parses budgets such as "0..8", "0,1,5" or "0..3,8"; `flag` gave them.
 
-  Raises app.UsageError if the text has another form, or a budget occurs twice.
+  Raises app.UsageError if the text has another form.
   """
-  found: list[int] = []
+  budgets: list[int] = []
   for part in text.split(","):
     match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
     if not match:
@@ -226,39 +225,25 @@ def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
         f"{flag}={text}: found {part!r}, expected numbers as 0..8 or 0,1,5."
       )
     first = int(match[1])
-    found += range(first, int(match[2] or first) + 1)
-  if not found or len(set(found)) < len(found):
-    raise app.UsageError(
-      f"{flag}={text}: found {found}, expected each budget once."
-    )
-  return tuple(found)
+    budgets += range(first, int(match[2] or first) + 1)
+  if not budgets:
+    raise app.UsageError(f"{flag}={text}: found no budget, expected some.")
+  return tuple(budgets)
 
 
 def parse_pairs(text: str) -> tuple[str, ...]:
   """Parses grids of budgets in several units, as `searches=1|3,tokens=64|128`.
 
   These are four budgets, each as `budgets.parse` reads it; `;` separates grids.
-  Raises app.UsageError if the text has another form, or a budget occurs twice.
   """
-  found: list[str] = []
+  budgets: list[str] = []
   for grid in text.split(";"):
     units = []
     for part in grid.split(","):
       unit, _, caps = part.strip().partition("=")
       units.append([f"{unit}={cap}" for cap in caps.split("|")])
-    found += [",".join(caps) for caps in itertools.product(*units)]
-  try:
-    different = {
-      str(budgets_lib.parse(each, budgets_lib.Prices(1.0))) for each in found
-    }
-  except ValueError as error:
-    raise app.UsageError(f"--budgets={text}: {error}") from error
-  if len(different) < len(found):
-    raise app.UsageError(
-      f"--budgets={text}: found {len(found)} budgets, {len(different)} of them "
-      "different; expected each budget once."
-    )
-  return tuple(found)
+    budgets += [",".join(caps) for caps in itertools.product(*units)]
+  return tuple(budgets)
 
 
 if __name__ == "__main__":

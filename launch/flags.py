@@ -113,11 +113,11 @@ def define_process() -> None:
 
 def define_devices() -> None:
   """Defines `--devices`, for commands that run beside others on a machine."""
-  flags.DEFINE_string(
+  flags.DEFINE_enum(
     "devices",
     "all" if os.environ.get("JAX_PLATFORMS") else "cpu",
-    "Accelerators that the command may use: cpu for none, all, or numbers as "
-    "0,1.",
+    ["all", "cpu"],
+    "Accelerators that the command may use: all that it sees, or none.",
   )
 
 
@@ -147,6 +147,14 @@ def define_training() -> None:
     "module:function or path/to/file.py:function of a reward of your own; "
     "short for --config.reward.function.",
   )
+  flags.DEFINE_float(
+    "grace",
+    None,
+    "Seconds that a stop may take until its checkpoint is written; default: "
+    "calculated from the last save.",
+    0,
+  )
+  flags.DEFINE_bool("dry_run", False, "Print what would run, and stop.")
   flags.DEFINE_bool("wandb", False, "Log to Weights & Biases too.")
   flags.DEFINE_bool("mlflow", False, "Log to MLflow too.")
   flags.DEFINE_bool(
@@ -261,13 +269,12 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
   """
   path, *preset = name.split(":", 1)
   path = shipped.find(path)
-  if not pathlib.Path(path).is_file():
+  if not path.endswith(".py") or not pathlib.Path(path).is_file():
     raise ValueError(
-      f"--config={path}: found no such file in {os.getcwd()}; expected a file "
-      f"of yours, or one of the project's in {shipped.ROOT / 'configs'}."
+      f"--config={path}: found no such file in {os.getcwd()}; expected a "
+      "Python file (.py) of yours, or one of the project's in "
+      f"{shipped.ROOT / 'configs'}."
     )
-  if not path.endswith(".py"):
-    raise ValueError(f"--config={path}: expected a Python file (.py).")
   told = functools.partial(
     plugins.as_sentence, f"--config={path}", path, kept=(ValueError,)
   )

@@ -8,11 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
-import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-from absl import app, logging
 
 from anysearch_jax.host import platforms
 
@@ -60,15 +57,10 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
     threads: 1 restricts this process to one CPU thread; any other value leaves
       the choice to XLA.
     cache: folder of compiled programs, shared by processes; "" disables it.
-    devices: what the process may use, see `platforms.restrict`.
-
-  Raises:
-    app.UsageError: the devices are invalid.
+    devices: "cpu" leaves the accelerators to other processes.
   """
-  try:
-    platforms.restrict(devices)
-  except ValueError as error:
-    raise app.UsageError(f"--devices: {error}.") from error
+  if devices == "cpu":
+    os.environ["JAX_PLATFORMS"] = "cpu"
   platform = platforms.expected()
   flags = merged(XLA_FLAGS.get(platform, {}), os.environ.get("XLA_FLAGS", ""))
   if threads == 1:
@@ -91,8 +83,9 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
     _keep_freed_memory()
   import jax  # Reads the flags above.
 
-  if cache and _takes_files(folder := pathlib.Path(cache).absolute()):
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+  if cache:  # JAX warns if it cannot write there.
+    folder = str(pathlib.Path(cache).absolute())
+    jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
@@ -104,23 +97,6 @@ def merged(flags: Mapping[str, str], given: str) -> str:
     f"--{name}={value}" for name, value in flags.items() if name not in names
   ]
   return " ".join([*given.split(), *added])
-
-
-def _takes_files(folder: pathlib.Path) -> bool:
-  """Returns whether a folder can hold compiled programs; warns if not."""
-  # JAX makes it for the first program: a command without one leaves none.
-  there = next(each for each in (folder, *folder.parents) if each.exists())
-  try:
-    tempfile.TemporaryFile(dir=there).close()
-  except OSError as error:
-    logging.warning(
-      "--cache: found no place for compiled programs at %s (%s); each start "
-      "compiles them again. Name a folder that can be written to.",
-      folder,
-      error.strerror,
-    )
-    return False
-  return True
 
 
 def _keep_freed_memory() -> None:

@@ -1,15 +1,17 @@
 r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
 
     python -m launch.node --config=configs/qwen2_5_7b.py --dry_run
-    python -m launch.node --config=configs/qwen2_5_7b.py \
-        --sglang_python=.venv-sglang/bin/python --output=runs/qwen2_5_7b
+    python -m launch.node --config=configs/qwen2_5_7b.py --output=runs/x
 
 `mesh.trainer` and `mesh.rollout` name the GPUs, which must differ, unless
 servers and trainer take turns on them (`sglang.colocated`). SGLang servers are
 started if `engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not
-in `mesh.trainer`, unless `--config.engine.kind=jax` is given. An index
+in `mesh.trainer`, unless `--config.engine.kind=jax` is given.
+`launch/serve_sglang.sh` starts one; PYTHON in the environment is an interpreter
+with SGLang, or a script that runs it in a container, and STATIC the share of a
+GPU's memory for weights and KV cache. An index
 (`retrieval.kind`) is served by a process on the CPU. Each process logs to
-`<name>.log` in `--log_dir`, by default `<output>/logs`.
+`<name>.log` in `<output>/logs`.
 
 A signal or a failing process stops the trainer first, see `supervisor`. An
 SGLang server that ends is restarted at most five times, and the trainer waits
@@ -25,10 +27,9 @@ SkyPilot task, see docs/cluster.md and `launch/cluster.py`.
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import pathlib
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -44,54 +45,20 @@ from anysearch_jax.launch import (
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.rollout.servers import sglang
 
-SERVER = (
-  "env HOST={host} PYTHON={python} TP={tp} STATIC={memory} "
-  "CONTEXT={context} launch/serve_sglang.sh {model} {port} --dtype {dtype}"
-)
-_TRAINER = "anysearch_jax.launch.train"
 _SERVER_PYTHON = ".venv-sglang/bin/python"
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
-# Seconds within which the servers and the retriever of other nodes may start.
-_STARTED = 1800.0
-_EVERYWHERE = "0.0.0.0"  # noqa: S104  Other nodes ask.
-# What starts Python on the nodes of a target; elsewhere as here.
-_PYTHONS = {"jobset": ["python"], "skypilot": [".venv/bin/python"]}
-# Flags that a job of one node is given too.
-_OF_NODE = (
-  *("servers", "sglang_python", "port", "retriever_port", "memory"),
-  *("server_command", "deadline"),
-)
-# Flags that the trainer is not given as they are.
-_RESOLVED = ("config", "set_config", "output")
+# Flags that the command of a role has in another form, or not at all.
+_RESOLVED = ("config", "set_config", "output", "dry_run")
 _CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Servers:
-  """Settings of the SGLang servers that are started on a node.
-
-  Attributes:
-    count: number of servers, which share the GPUs equally; None: one server
-      for every two GPUs, or for each that it shares with the trainer.
-    port: port of the first server, on 127.0.0.1; the others follow it.
-    memory: share of a GPU's memory for weights and KV cache.
-    python: interpreter of an environment with SGLang.
-    command: template of the command. It may use the names in `SERVER`, and
-      `{gpus}` for the server's GPUs, as 4,5.
-  """
-
-  count: int | None = None
-  port: int = 30000
-  memory: float = 0.6
-  python: str = _SERVER_PYTHON
-  command: str = SERVER
 
 
 def parts_of(
   config: config_lib.ExperimentConfig,
   trainer: Sequence[str],
   *,
-  servers: Servers | None,
+  serves: bool,
+  servers: int | None = None,
+  port: int = 30000,
   retriever_port: int = 8000,
 ) -> tuple[list[supervisor.Part], supervisor.Part]:
   """Returns the parts of a run on this node.
@@ -99,139 +66,62 @@ def parts_of(
   Args:
     config: as resolved, before the overrides added here.
     trainer: the command of the trainer, with the flags that make `config`.
-    servers: what samples; None: the trainer itself.
+    serves: whether servers sample; otherwise the trainer itself.
+    servers: how many of them to start, which share the GPUs equally; None: one
+      for every two GPUs, or for each that it shares with the trainer.
+    port: port of the first server; the others follow it.
     retriever_port: port of the retriever.
 
   Returns:
     (services, trainer): the retriever and the servers, then the trainer.
 
   Raises:
-    ValueError: the GPUs cannot be divided, or the template is wrong.
+    ValueError: the GPUs cannot be divided.
   """
   services = []
   overrides: dict[str, str] = {}
+  env: dict[str, str] = {}
   if config.retrieval.kind == "index":
-    services.append(
-      _retriever(shipped.python(), config.retrieval, retriever_port)
-    )
-    overrides |= _asks(f"http://127.0.0.1:{retriever_port}")
-  if servers is None:
-    command = (*trainer, *_flags(overrides))
-    return services, supervisor.Part("trainer", command)
-  mesh = config.mesh
-  trains = mesh.trainer or tuple(range(mesh.size))
-  rollout, count, env = mesh.rollout, servers.count, {}
-  if config.sglang.colocated:
-    rollout = rollout or trains
-    count = len(rollout) if count is None else count
-    env = jax_setup.SHARED_MEMORY
-  shares = _shares(rollout, count)
-  if shares and not env and set(trains) & set(rollout):
-    raise ValueError(
-      f"mesh.rollout: found {rollout} for the servers and {trains} for the "
-      "trainer; expected GPUs that are not the trainer's, or "
-      "sglang.colocated=true, with which they take turns."
-    )
-  urls = list(config.sglang.urls)
-  if shares:
-    urls = [f"http://127.0.0.1:{servers.port + i}" for i in range(len(shares))]
-  for index, gpus in enumerate(shares):
-    part = _server(
-      config,
-      servers,
-      name=f"server-{index}",
-      gpus=_indices(gpus),
-      size=len(gpus),
-      port=str(servers.port + index),
-    )
-    services.append(part)
-  overrides |= {
-    "engine.kind": "sglang",
-    "sglang.urls": ",".join(urls),
+    retriever = _retriever(config.retrieval, retriever_port)
+    services.append(retriever)
+    overrides["retrieval.kind"] = "http"
+    overrides["retrieval.url"] = retriever.health.removesuffix("/health")
+    overrides["retrieval.index"] = overrides["retrieval.encoder"] = ""
+  if serves:
+    trains = config.mesh.trainer or tuple(range(config.mesh.size))
+    rollout = config.mesh.rollout
+    if config.sglang.colocated:
+      rollout = rollout or trains
+      servers = len(rollout) if servers is None else servers
+      env |= jax_setup.SHARED_MEMORY
+    shares = shared_gpus(rollout, servers)
+    if shares and not env and set(trains) & set(rollout):
+      raise ValueError(
+        f"mesh.rollout: found {rollout} for the servers and {trains} for the "
+        "trainer; expected GPUs that are not the trainer's, or "
+        "sglang.colocated=true, with which they take turns."
+      )
+    urls = list(config.sglang.urls)
+    if shares:
+      ports = range(port, port + len(shares))
+      urls = [f"http://127.0.0.1:{number}" for number in ports]
+    for index, gpus in enumerate(shares):
+      part = server(
+        config,
+        name=f"server-{index}",
+        gpus=_indices(gpus),
+        size=len(gpus),
+        port=str(port + index),
+      )
+      services.append(part)
+    overrides["engine.kind"] = "sglang"
+    overrides["sglang.urls"] = ",".join(urls)
     # CUDA_VISIBLE_DEVICES hides the other GPUs, so the trainer's count from 0.
-    "mesh.trainer": _indices(range(len(trains))),
-    "mesh.rollout": "()",
-  }
-  return services, supervisor.Part(
-    "trainer",
-    (*trainer, *_flags(overrides)),
-    {"CUDA_VISIBLE_DEVICES": _indices(trains)} | env,
-  )
-
-
-def roles_of(
-  config: config_lib.ExperimentConfig,
-  words: Sequence[str],
-  *,
-  output: pathlib.Path,
-  python: Sequence[str],
-  servers: Servers | None,
-  training: int,
-  gpus: int,
-) -> cluster.Roles:
-  """Returns the commands of a run on several nodes, see `cluster.Roles`.
-
-  Args:
-    config: as resolved, before the overrides added here.
-    words: the flags of a trainer, which make `config`.
-    output: the run's folder; servers read their weights there if
-      `sglang.weights` names no other folder that all nodes see.
-    python: the words that start Python on a node.
-    servers: of each node that samples; None: the trainers sample themselves.
-    training: the number of nodes that train.
-    gpus: of each node.
-  """
-  overrides: dict[str, str] = {}
-  retriever = server = None
-  shares: list[tuple[int, ...]] = []
-  if config.retrieval.kind == "index":
-    retriever = _retriever(
-      python,
-      config.retrieval,
-      cluster.RETRIEVER,
-      f"--host={_EVERYWHERE}",
-      f"--token_variable={cluster.RETRIEVER_KEY}",
-    )
-    overrides |= _asks(f"http://${{retriever}}:{cluster.RETRIEVER}")
-    overrides["retrieval.key_variable"] = cluster.RETRIEVER_KEY
-  if servers is not None:
-    shares = _shares(tuple(range(gpus)), servers.count)
-    server = _server(
-      config,
-      servers,
-      name="server",
-      gpus="${gpus}",
-      size=len(shares[0]) if shares else 0,
-      port="${port}",
-      host=_EVERYWHERE,
-    )
-    overrides |= {
-      "engine.kind": "sglang",
-      "sglang.urls": "${urls}",
-      "sglang.weights": config.sglang.weights or str(output / "weights"),
-      "sglang.wait": str(max(config.sglang.wait, _STARTED)),
-      "sglang.api_key_variable": cluster.SGLANG_KEY,
-      "mesh.trainer": "()",
-      "mesh.rollout": "()",
-    }
-  command = (
-    *python,
-    "-m",
-    _TRAINER,
-    *words,
-    f"--coordinator=${{first}}:{cluster.COORDINATOR}",
-    f"--processes={training}",
-    "--process=${rank}",
-    f"--connect_timeout={2 * _STARTED:.0f}",
-    *_flags(overrides),
-  )
-  return cluster.Roles(
-    trainer=supervisor.Part("trainer", command),
-    server=server,
-    retriever=retriever,
-    shares=shares,
-    port=servers.port if servers is not None else 0,
-  )
+    overrides["mesh.trainer"] = _indices(range(len(trains)))
+    overrides["mesh.rollout"] = "()"
+    env = {"CUDA_VISIBLE_DEVICES": _indices(trains)} | env
+  words = [f"--config.{name}={value}" for name, value in overrides.items()]
+  return services, supervisor.Part("trainer", (*trainer, *words), env)
 
 
 def samples_by_servers(
@@ -241,49 +131,28 @@ def samples_by_servers(
 
   `assignments` are the overrides of the command line, as `path=value`.
   """
-  if any(each.startswith("engine.kind=") for each in assignments):
-    return config.engine.kind == "sglang"
+  is_given = any(text.startswith("engine.kind=") for text in assignments)
   separate = bool(set(config.mesh.rollout) - set(config.mesh.trainer))
-  return config.engine.kind == "sglang" or separate
-
-
-def _flags(overrides: Mapping[str, str]) -> list[str]:
-  return [f"--config.{name}={value}" for name, value in overrides.items()]
-
-
-def _asks(url: str) -> dict[str, str]:
-  """Returns the overrides of a run whose index is served at an address."""
-  return {
-    "retrieval.kind": "http",
-    "retrieval.url": url,
-    "retrieval.index": "",
-    "retrieval.encoder": "",
-  }
+  return config.engine.kind == "sglang" or (separate and not is_given)
 
 
 def _retriever(
-  python: Sequence[str],
-  retrieval: config_lib.RetrievalConfig,
-  port: int,
-  *more: str,
+  retrieval: config_lib.RetrievalConfig, port: int
 ) -> supervisor.Part:
-  """Returns the service of an index; `more` are flags of `serve_retriever`."""
-  command = [
-    *python,
-    "-m",
-    "anysearch_jax.launch.serve_retriever",
-    f"--index={retrieval.index}",
-    f"--port={port}",
-    *more,
-  ]
+  """Returns the service of an index."""
+  module = "anysearch_jax.launch.serve_retriever"
+  index = f"--index={retrieval.index}"
+  command = [*shipped.python(), "-m", module, index, f"--port={port}"]
   if retrieval.encoder:
     command.append(f"--encoder={retrieval.encoder}")
   health = f"http://127.0.0.1:{port}/health"
   return supervisor.Part("retriever", tuple(command), _CPU, health=health)
 
 
-def _shares(gpus: tuple[int, ...], count: int | None) -> list[tuple[int, ...]]:
-  """Divides the GPUs equally among `count` servers."""
+def shared_gpus(
+  gpus: tuple[int, ...], count: int | None
+) -> list[tuple[int, ...]]:
+  """Divides the GPUs equally among `count` servers; None: two for each."""
   if count == 0:
     return []
   if not gpus:
@@ -302,9 +171,8 @@ def _shares(gpus: tuple[int, ...], count: int | None) -> list[tuple[int, ...]]:
   return [gpus[i : i + size] for i in range(0, len(gpus), size)]
 
 
-def _server(
+def server(
   config: config_lib.ExperimentConfig,
-  servers: Servers,
   *,
   name: str,
   gpus: str,
@@ -312,96 +180,60 @@ def _server(
   port: str,
   host: str = "127.0.0.1",
 ) -> supervisor.Part:
-  """Returns a server on `size` GPUs, which are named in `gpus`."""
-  values = {
-    "python": shipped.find(servers.python),
-    "model": config.policy,
-    "port": port,
-    "tp": size,
-    "gpus": gpus,
-    "memory": servers.memory,
-    "context": config.episode.max_context,
-    "dtype": config.compute_dtype,
-    "host": host,
-  }
-  try:
-    # Split into words before filling in: a folder's name may contain spaces.
-    command = [
-      shipped.find(word.format(**values))
-      for word in shlex.split(servers.command)
-    ]
-    if not command:
-      raise ValueError("it is empty")
-  except (ValueError, LookupError) as error:
-    raise ValueError(
-      f"--server_command: found {servers.command!r} ({error}), expected a "
-      f"command with no other names in braces than {', '.join(values)}."
-    ) from error
+  """Returns an SGLang server.
+
+  Args:
+    config: the run's.
+    name: of the part.
+    gpus: the numbers of its GPUs, as 4,5.
+    size: how many these are.
+    port: where it listens.
+    host: the address there.
+  """
+  script = shipped.find("launch/serve_sglang.sh")
+  command = [script, config.policy, port, "--dtype", config.compute_dtype]
   if config.sglang.colocated:
     command.append("--enable-memory-saver")
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
     command += sglang.adapter_flags(config.lora.rank, config.lora.targets)
-  env = {"CUDA_VISIBLE_DEVICES": gpus}
+  env = {
+    "CUDA_VISIBLE_DEVICES": gpus,
+    "HOST": host,
+    "PYTHON": os.environ.get("PYTHON") or shipped.find(_SERVER_PYTHON),
+    "TP": str(size),
+    "STATIC": os.environ.get("STATIC", "0.6"),
+    "CONTEXT": str(config.episode.max_context),
+  }
   if config.sglang.deltas:
     env["DELTAS"] = config.sglang.weights
-  return supervisor.Part(
-    name,
-    tuple(command),
-    env,
-    health=f"http://127.0.0.1:{port}/health",
-    # The trainer waits for a restarted server and sends it the weights.
-    restarts=_RESTARTS,
-  )
+  health = f"http://127.0.0.1:{port}/health"
+  # The trainer waits for a restarted server and sends it the weights.
+  return supervisor.Part(name, tuple(command), env, health, _RESTARTS)
 
 
 def _indices(values: Sequence[int]) -> str:
   return ",".join(map(str, values))
 
 
-def validate(
-  config: config_lib.ExperimentConfig,
-  trainer: supervisor.Part,
-  output: pathlib.Path,
-  *,
-  processes: int = 1,
-  allow_changes: bool = False,
-) -> None:
-  """Checks a configuration before servers are started for it.
-
-  Args:
-    config: the run's, without the trainer's own overrides.
-    trainer: the trainer; what its shell will know is replaced by an example.
-    output: the run's folder; the trainer resumes the run in it.
-    processes: how many train together.
-    allow_changes: whether learning settings may differ from that run's.
-
-  Raises:
-    ValueError: the configuration is invalid or does not fit the run.
-  """
-  with captured_stderr.standard_error():  # JAX warns of missing plugins.
-    import jax
-
-  # A reward function that is tried may compute; the GPUs are for the parts.
-  jax.config.update("jax_platforms", "cpu")
-  prefix, urls = "--config.", "http://node:30000"
-  overrides = [
-    word.removeprefix(prefix).replace("${urls}", urls)
-    for word in trainer.command
-    if word.startswith(prefix)
-  ]
-  resolved = launch_flags.override(config, overrides)
-  from anysearch_jax.methods import systems  # Imports JAX.
-
-  systems.validate(resolved, processes=processes)
-  run_history.check(output, resolved, allow=allow_changes)
+def as_trained(
+  config: config_lib.ExperimentConfig, *, serves: bool
+) -> config_lib.ExperimentConfig:
+  """Returns a configuration as the trainer has it, except for its addresses."""
+  if not serves:
+    return config
+  return config_lib.changed(
+    config,
+    engine={"kind": "sglang"},
+    sglang={"urls": config.sglang.urls or ("http://node:30000",)},
+    mesh={"trainer": (), "rollout": ()},
+  )
 
 
 def define_flags() -> None:
   launch_flags.define_training()
   cluster.define_flags()
-  flags.DEFINE_bool("dry_run", False, "Print commands, or a file, and stop.")
   flags.DEFINE_integer(
     "servers",
     None,
@@ -409,81 +241,81 @@ def define_flags() -> None:
     "or for each that it shares. 0: those of sglang.urls are used.",
     lower_bound=0,
   )
-  flags.DEFINE_string(
-    "sglang_python", _SERVER_PYTHON, "With launch/requirements-sglang.txt."
-  )
   flags.DEFINE_integer("port", 30000, "Of the first server.", 1, 65535)
   flags.DEFINE_integer("retriever_port", 8000, "Of the retriever.", 1, 65535)
-  flags.DEFINE_float("memory", 0.6, "Share of a GPU for weights and KV.", 0, 1)
-  flags.DEFINE_string(
-    "server_command", SERVER, "Template of a server's command, for containers."
-  )
   flags.DEFINE_float("deadline", 1800, "Seconds for servers to be ready.", 0)
-  flags.DEFINE_float(
-    "grace", None, "Seconds for the trainer to stop; default: its own.", 0
+
+
+def _passed(module: str) -> list[str]:
+  """Returns the flags of a module that are given, for another command."""
+  f = flags.FLAGS
+  given = [flag for flag in f.flags_by_module_dict()[module] if flag.present]
+  return sorted(
+    f"--{flag.name}={flag.value}"
+    for flag in given
+    if flag.name not in _RESOLVED
   )
 
 
 def main(argv: Sequence[str]) -> int:
   config, f = launch_flags.read_config(), flags.FLAGS
   output = launch_flags.run_folder(config, f.output)
-  of_trainer = f.flags_by_module_dict()[launch_flags.__name__]
-  passed = sorted(flag.name for flag in of_trainer if flag.present)
   words = [
     f"--config={f.config}",
     *(f"--config.{assignment}" for assignment in f.set_config),
     f"--output={output}",
+    *_passed(launch_flags.__name__),
   ]
-  for name in ("grace", *passed):
-    if f[name].present and name not in _RESOLVED:
-      words.append(f"--{name}={f[name].value}")
-  servers = None
-  if samples_by_servers(config, f.set_config):
-    servers = Servers(
-      count=f.servers,
-      port=f.port,
-      memory=f.memory,
-      python=f.sglang_python,
-      command=f.server_command,
+  serves = samples_by_servers(config, f.set_config)
+  training = 1
+  if f.nodes > 1 and not f.target:
+    raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
+  if f.nodes > 1:
+    others = serves and f.servers != 0  # Nodes with servers.
+    training = cluster.trainers(config.mesh, serves=others)
+  with captured_stderr.standard_error():  # JAX warns of missing plugins.
+    import jax
+
+  # A reward function that is tried may compute; the GPUs are for the parts.
+  jax.config.update("jax_platforms", "cpu")
+  from anysearch_jax.methods import systems  # Imports JAX.
+
+  # Checked here, because servers take long to start.
+  trained = as_trained(config, serves=serves)
+  systems.validate(trained, processes=training)
+  run_history.check(output, trained, allow=f.allow_changes)
+  if f.nodes > 1:
+    shares = shared_gpus(tuple(range(f.gpus)), f.servers if serves else 0)
+    part = server(
+      config,
+      name="server",
+      gpus="${gpus}",
+      size=len(shares[0]) if shares else 0,
+      port="${port}",
+      host="0.0.0.0",  # noqa: S104  Other nodes ask.
     )
-  python = _PYTHONS.get(f.target) or shipped.python()
-  if f.nodes > 1 and f.target:
-    serves = servers is not None
-    training = cluster.trainers(config.mesh, serves=serves)
-    roles = roles_of(
+    cluster.write(
       config,
       words,
-      output=output,
-      python=python,
-      servers=servers,
-      training=training,
-      gpus=f.gpus,
-    )
-    validate(
-      config,
-      roles.trainer,
       output,
-      processes=training,
-      allow_changes=f.allow_changes,
+      training=training,
+      server=part if serves else None,
+      shares=shares,
     )
-    cluster.write(config, roles, training=training, output=output)
     return 0
-  if f.nodes > 1:
-    raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
-  trainer = [*shipped.python(), "-m", _TRAINER, *words]
   services, main_part = parts_of(
-    config, trainer, servers=servers, retriever_port=f.retriever_port
+    config,
+    [*shipped.python(), "-m", "anysearch_jax.launch.train", *words],
+    serves=serves,
+    servers=f.servers,
+    port=f.port,
+    retriever_port=f.retriever_port,
   )
-  validate(config, main_part, output, allow_changes=f.allow_changes)
   if f.target:  # One node, on which this command runs.
-    for name in _OF_NODE:
-      if f[name].present:
-        words.append(f"--{name}={f[name].value}")
-    node = (*python, "-m", "anysearch_jax.launch.node", *words)
-    roles = cluster.Roles(supervisor.Part("node", node))
-    cluster.write(config, roles, training=1, output=output)
+    words += _passed(f.find_module_defining_flag("servers"))
+    cluster.write(config, words, output)
     return 0
-  logs = pathlib.Path(f.log_dir or output / "logs")
+  logs = output / "logs"
   if f.dry_run:
     # As a user can run them by hand.
     for part in (*services, main_part):

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+
+_EVERY = 2.0  # Seconds between printed lines.
 
 
-@dataclasses.dataclass
 class Line:
-  """Prints `done/total unit, rate, time left` at most every `every` seconds."""
+  """Prints `done/total unit, rate, time left` every two seconds at most."""
 
-  total: int
-  _: dataclasses.KW_ONLY
-  unit: str
-  clock: Callable[[], float] = time.monotonic
-  every: float = 2.0
-  out: TextIO | None = None
-
-  def __post_init__(self):
-    self._started = self.clock()
+  def __init__(self, total: int, unit: str):
+    self._total = total
+    self._unit = unit
+    self._started = time.monotonic()
     self._first: int | None = None
     self._printed = float("-inf")
     self._done = 0
 
   def tick(self, done: int, note: str = "") -> None:
     """Reports that `done` items are done; always prints the last one."""
-    now = self.clock()
+    now = time.monotonic()
     self._done = done
     if self._first is None:
       # A resumed run starts in the middle, and the first item compiles, so the
       # rate counts from here.
       self._first, self._started = done, now
-    if now - self._printed < self.every and done < self.total:
+    if now - self._printed < _EVERY and done < self._total:
       return
     self._print(now, note)
 
@@ -52,7 +46,7 @@ class Line:
 
     def tell() -> None:
       while not ended.wait(every):
-        now, said = self.clock(), waits()
+        now, said = time.monotonic(), waits()
         if self._first is None and not said:
           took = duration(now - self._started)
           said = f"the first one also compiles programs, {took} so far"
@@ -67,12 +61,12 @@ class Line:
 
   def _print(self, now: float, note: str) -> None:
     self._printed = now
-    line = f"{self.unit} {self._done}/{self.total}"
+    line = f"{self._unit} {self._done}/{self._total}"
     if made := self._done - (self._first or 0):
       rate = made / max(now - self._started, 1e-9)
-      left = (self.total - self._done) / rate
+      left = (self._total - self._done) / rate
       line += f"  {rate:.1f}/s  {duration(left)} left"
-    print(f"{line}  {note}".rstrip(), file=self.out, flush=True)
+    print(f"{line}  {note}".rstrip(), flush=True)
 
 
 def duration(seconds: float) -> str:

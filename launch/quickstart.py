@@ -19,9 +19,7 @@ import dataclasses
 import os
 import pathlib
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 
@@ -53,7 +51,6 @@ _SHOWN = ("priced", "priced_at_1", "warm_start", "optimum")
 _SHORT = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 
 _POLL = 0.2  # Seconds between polls of the running processes.
-_SHOW = 5.0  # Seconds between progress lines of one process.
 _MINUTES = {False: 5, True: 45}  # On two quiet cores; with --full.
 
 
@@ -77,6 +74,11 @@ class Job(supervisor.Part):
     return shlex.join(["python", *brief[1:]])
 
 
+def _command(name: str, *words: str) -> tuple[str, ...]:
+  """Returns a command of the project, as a part runs it."""
+  return *shipped.python(), "-m", f"anysearch_jax.launch.{name}", *words
+
+
 def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   """Returns the jobs in the order to start them; each needs earlier ones only.
 
@@ -88,30 +90,30 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     run: str, row: str, player: str, after: tuple[str, ...] = (), kind="plain"
   ) -> Job:
     output = root / run / "evaluation" / kind
-    command = (
-      *(*shipped.python(), "-m", "anysearch_jax.launch.evaluate"),
-      *(f"--config={_MAIN}", player),
+    command = _command(
+      "evaluate",
+      f"--config={_MAIN}",
+      player,
       f"--budgets={'0..8' if full else '0..3,5,8'}",
       f"--config.evaluation.questions={1000 if full else 600}",
       f"--config.evaluation.scaffold={str(kind == 'scaffold').lower()}",
-      *(f"--output={output}", "--threads=1"),
+      f"--output={output}",
+      "--threads=1",
     )
-    name, done = f"evaluate-{run}-{kind}", output / "summary.json"
-    return Job(name, command, result=done, after=after, row=row)
+    result = output / "summary.json"
+    name = f"evaluate-{run}-{kind}"
+    return Job(name, command, result=result, after=after, row=row)
 
   def training(method: str, seed: int) -> list[Job]:
     row, preset, *changed = _TRAINED[method]
     run = f"{method}-{seed}"
     settings = [*changed, *(() if full else _SHORT), f"seed={seed}"]
-    command = (
-      *(
-        *shipped.python(),
-        "-m",
-        "anysearch_jax.launch.train",
-        f"--config={_MAIN}:{preset}",
-      ),
+    command = _command(
+      "train",
+      f"--config={_MAIN}:{preset}",
       *(f"--config.{setting}" for setting in settings),
-      *(f"--output={root / run}", "--threads=1"),
+      f"--output={root / run}",
+      "--threads=1",
     )
     policy = root / run / "policy"
     train = Job(f"train-{run}", command, result=policy / "config.json")
@@ -141,10 +143,11 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
       rows.setdefault(job.row, []).append(str(job.result.parent))
   output = root / "report.html"
   notes = "\n".join(job.shown() for job in jobs)
-  command = (
-    *(*shipped.python(), "-m", "anysearch_jax.launch.report"),
+  command = _command(
+    "report",
     *(f"{row}={'+'.join(folders)}" for row, folders in rows.items()),
-    *(f"--notes={notes}", f"--output={output}"),
+    f"--notes={notes}",
+    f"--output={output}",
   )
   after = tuple(job.name for job in jobs)
   return [*jobs, Job("report", command, result=output, after=after)]
@@ -187,12 +190,6 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     SystemExit: a command failed or a signal arrived. The other commands are
       stopped and may save first; a second signal kills them.
   """
-  asked, urged = threading.Event(), threading.Event()
-
-  def first(number: int) -> None:
-    stopping.say(f"stopping on {signal.Signals(number).name}")
-    asked.set()
-
   logs.mkdir(parents=True, exist_ok=True)
   done = {job.name for job in jobs[:-1] if job.result.is_file()}
   if done:
@@ -201,14 +198,14 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
     print(f"already there, not run again: {name}", flush=True)
   waiting = [job for job in jobs if job.name not in done]
   running: list[supervisor.Running] = []
-  with stopping.heard(first, lambda number: urged.set()):
+  with supervisor.signals() as (asked, urged):
     try:
       while waiting or running:
         ready = [job for job in waiting if done.issuperset(job.after)]
         for job in ready[: at_once - len(running)]:
           waiting.remove(job)
           print(f"\n[{job.name}] {job.shown()}", flush=True)
-          running.append(supervisor.Running(job, logs, every=_SHOW))
+          running.append(supervisor.Running(job, logs))
         if asked.wait(_POLL):
           raise stopping.StoppedError(stopping.RESUME)
         for each in [each for each in running if _ended(each)]:
@@ -217,7 +214,7 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
           if each.part is jobs[-1]:
             print(each.text(), flush=True)
     finally:
-      supervisor.stop(running, urged=urged.is_set)
+      supervisor.stop(running, urged)
 
 
 def _ended(each: supervisor.Running) -> bool:

@@ -121,17 +121,13 @@ def _sources(
   """
   found = []
   for name in (*_IDENTITY, "retriever", "own"):
-    if name in ("prompts", "evidence") and name not in noted:
-      continue  # The run is older than this entry.
     old, new = (
       dict(config_settings.leaves(json.loads(json.dumps({name: p.get(name)}))))
       for p in (noted, provenance)
     )
-    kind = (
-      config_settings.Kind.IDENTITY
-      if name in _IDENTITY
-      else config_settings.Kind.LEARNING
-    )
+    kind = config_settings.Kind.LEARNING
+    if name in _IDENTITY:
+      kind = config_settings.Kind.IDENTITY
     found += [
       config_settings.Change(path, kind, old.get(path), new.get(path))
       for path in old | new

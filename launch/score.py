@@ -69,15 +69,6 @@ from anysearch_jax.environment import official_scoring, scoring
 from anysearch_jax.host import disk
 from anysearch_jax.launch import flags as launch_flags
 
-# How a sentence names what pydantic's kinds of errors expected.
-_EXPECTED = {
-  "bool_type": "true or false",
-  "int_type": "an integer",
-  "list_type": "a list",
-  "literal_error": "'model' or 'environment'",
-  "model_type": "an object",
-  "string_type": "a string",
-}
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
 _CALLS = 16  # Of a judge, at a time.
 _judged = operator.itemgetter("failed", "answer", "question", "golden_answers")
@@ -149,13 +140,9 @@ def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
     return kind.model_validate(record)
   except pydantic.ValidationError as error:
     met = error.errors(include_url=False)[0]
-  path = (f"[{x}]" if isinstance(x, int) else f".{x}" for x in met["loc"])
-  where = "".join(path).lstrip(".") or "the line"
-  if met["type"] == "missing":
-    raise ValueError(f"{where}: missing, expected it in the line.")
-  expected = _EXPECTED.get(met["type"], f"0 to {_LARGEST}")
-  found = reprlib.repr(met["input"])
-  raise ValueError(f"{where}: found {found}, expected {expected}.")
+  where = ".".join(map(str, met["loc"])) or "the line"
+  value = reprlib.repr(met["input"])
+  raise ValueError(f"{where}: found {value}. {met['msg']}.")
 
 
 def _refuse_constant(name: str) -> None:

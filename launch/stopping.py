@@ -14,13 +14,12 @@ import contextlib
 import errno
 import io
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -35,10 +34,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # managers signal a process and then its group, and both the kernel and the
 # shell report a closed terminal.
 _SAME = 1.0
-_WORD = re.compile(r"stopping on \w+; it may take up to (\d+) s")
-# Seconds to wait for a process that does not say how long it needs, and seconds
-# added to what it says, because it exits by itself before that.
-_SILENT, _MARGIN = 600.0, 30.0
+_AGAIN = 0.1  # Seconds until a signal that was lost is sent again.
 _JOIN = 0.1  # Seconds to wait for the listening thread to end.
 
 
@@ -125,27 +121,22 @@ def command(*, resumes: bool) -> Iterator[None]:
       asked.append(number)
       raise StoppedError(code_of(number))
 
-  lost: list[int] = []
   report = sys.unraisablehook
 
-  def unraisable(found: sys.UnraisableHookArgs) -> None:
-    if not isinstance(found.exc_value, StoppedError):
-      report(found)
+  def unraisable(raised: sys.UnraisableHookArgs) -> None:
+    if not isinstance(raised.exc_value, StoppedError):
+      report(raised)
     elif asked:
       # Python drops what is raised in callbacks, as of its garbage collector.
-      lost.append(asked.pop())
+      # The signal is sent again while it counts as the same request.
+      number = asked.pop()
       main = threading.main_thread().ident
-      resend = threading.Timer(
-        1.2 * _SAME, signal.pthread_kill, (main, lost[-1])
-      )
+      resend = threading.Timer(_AGAIN, signal.pthread_kill, (main, number))
       resend.daemon = True
       resend.start()
 
   def again(number: int) -> None:
-    if lost:
-      lost.pop()
-    else:
-      _end_at_once(number, code_of(number))
+    _end_at_once(number, code_of(number))
 
   def end(number: int, frame: Any) -> None:
     os._exit(code_of(number) if code is None else code)
@@ -222,15 +213,6 @@ def saving(
 def _say_stopping(number: int, seconds: float | None = None) -> None:
   lasts = "" if seconds is None else f"; it may take up to {seconds:.0f} s"
   say(f"stopping on {signal.Signals(number).name}{lasts}")
-
-
-def patience(lines: Sequence[str]) -> float:
-  """Returns the seconds that a stopping process may take.
-
-  The last lines of its output may say how long it needs.
-  """
-  said = _WORD.findall("\n".join(lines))
-  return (float(said[-1]) if said else _SILENT) + _MARGIN
 
 
 def say(line: str) -> None:

@@ -4,8 +4,8 @@ Services start first. When all of them answer, the main command starts; when it
 ends, everything ends. Each command writes to its own log, and one line is
 printed whenever something changes. A stop is passed on to the main command,
 which may need its services while it saves, so they are stopped only after it
-has ended, however long it says that it needs. What a command leaves behind is
-killed, except processes with a session of their own.
+has ended, which may take an hour. What a command leaves behind is killed,
+except processes with a session of their own.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ import subprocess
 import threading
 import time
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+
+import httpx2
 
 from anysearch_jax.launch import progress, stopping
 
 _POLL = 0.1  # Seconds between polls of the processes.
-_PATIENCE = 15.0  # Seconds between lines of a service that is not ready.
+_SHOW = 5.0  # Seconds between the printed lines of a part.
 _ANSWER = 5.0  # Seconds for an answer about its health.
 _TAIL = 20  # Lines of a log that are shown after a failure.
 _LEFT_BEHIND = 2.0  # Seconds that killed processes may take to disappear.
-_ANNOUNCED = 50  # Lines of a log that are searched for what a child announces.
+# Seconds that a main command may take to save. The trainer ends before, because
+# it has a limit of its own (`launch.train --grace`).
+_SAVES = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +70,20 @@ class PartError(RuntimeError):
   """A part has failed; the message says how."""
 
 
-class _SignalError(Exception):
-  """A signal asks to stop."""
-
-
 _say = functools.partial(print, flush=True)  # A pipe would buffer it.
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[tuple[threading.Event, threading.Event]]:
+  """Yields two events: a signal asks to stop, and a later one to kill."""
+  asked, urged = threading.Event(), threading.Event()
+
+  def first(number: int) -> None:
+    _say(f"stopping everything on {signal.Signals(number).name}")
+    asked.set()
+
+  with stopping.heard(first, lambda number: urged.set()):
+    yield asked, urged
 
 
 def run(
@@ -82,7 +93,6 @@ def run(
   logs: pathlib.Path,
   deadline: float,
   grace: float = 30.0,
-  every: float = 2.0,
 ) -> int:
   """Runs `main` beside its services, and stops them all whatever happens.
 
@@ -94,8 +104,7 @@ def run(
     logs: folder of the logs; an existing log is appended to.
     deadline: seconds within which all services must answer.
     grace: seconds between SIGTERM and SIGKILL of a service; the main command
-      has as many as it asks for.
-    every: seconds between printed lines of the main command.
+      may take longer, because it saves.
 
   Returns:
     The exit code of `main`, or 128 + the signal that killed it; 1 if a service
@@ -104,62 +113,44 @@ def run(
   logs.mkdir(parents=True, exist_ok=True)
   serving: list[Running] = []
   mains: list[Running] = []
-  asked, urged = threading.Event(), threading.Event()
-
-  def first(number: int) -> None:
-    _say(f"stopping everything on {signal.Signals(number).name}")
-    asked.set()
-
-  def end(running: Sequence[Running], limit: Callable[[Child], float]) -> None:
-    def show() -> None:
-      for part in running:
-        part.show()
-
-    for part in stop(running, limit=limit, urged=urged.is_set, poll=show):
-      part.say("did not end by itself; killed")
-
-  with stopping.heard(first, lambda number: urged.set()):
+  with signals() as (asked, urged):
     try:
       for part in services:
-        serving.append(Running(part, logs, _PATIENCE))
+        serving.append(Running(part, logs))
       _await_health(serving, asked, deadline)
-      mains.append(Running(main, logs, every))
-      code = _await_end(mains[0], serving, asked)
+      mains.append(Running(main, logs))
+      return _await_end(mains[0], serving, asked)
     except PartError as error:
       _say(str(error))
-      code = 1
-    except _SignalError:
-      code = None
+      return 1
+    except stopping.StoppedError:
+      pass  # The exit code is known once all have ended.
     finally:
-      end(mains, Child.patience)
-      end(serving, lambda _: grace)
-  if code is not None:
-    return code
-  for running in mains:
-    running.say(f"ended with code {running.code} after {running.took}")
-    return running.code if running.code is not None else 1
-  return stopping.RESUME
+      stop(mains, urged)
+      stop(serving, urged, grace)
+  if not mains:
+    return stopping.RESUME
+  code = mains[0].code
+  mains[0].say(f"ended with code {code} after {mains[0].took}")
+  return 1 if code is None else code
 
 
 def _await_health(
   services: Sequence[Running], asked: threading.Event, deadline: float
 ) -> None:
-  """Waits until all services have answered."""
+  """Waits until all services that say when they are ready have answered."""
   end = time.monotonic() + deadline
-  waiting = [service for service in services if service.part.health]
-  while waiting:
-    for service in list(waiting):
+  for service in [service for service in services if service.part.health]:
+    url = service.part.health
+    while not _answers(url):
       _check(services, asked)
-      if _answers(service.part.health):
-        service.say(f"ready after {service.took}")
-        waiting.remove(service)
-      elif time.monotonic() > end:
+      if time.monotonic() > end:
         raise service.failure(
-          f"did not answer {service.part.health} within {deadline:g} seconds"
+          f"did not answer {url} within {deadline:g} seconds"
         )
-      else:
-        service.show()
-    time.sleep(_POLL)
+      service.show()
+      time.sleep(_POLL)
+    service.say(f"ready after {service.took}")
   _check(services, asked)
 
 
@@ -188,7 +179,7 @@ def _await_end(
 def _check(services: Sequence[Running], asked: threading.Event) -> None:
   """Raises if a signal arrived or a service has ended."""
   if asked.is_set():
-    raise _SignalError
+    raise stopping.StoppedError(stopping.RESUME)
   for service in services:
     if service.code is not None:
       raise service.failure(
@@ -197,43 +188,47 @@ def _check(services: Sequence[Running], asked: threading.Event) -> None:
       )
 
 
-class Child:
-  """A running command whose output goes to a log.
+class Running:
+  """A started part, its log, and the lines that are printed of it.
 
   Args:
-    command: the program and its arguments.
-    log: file of its output; `text` and `tail` skip what was in it.
-    env: variables that are added to the environment.
-    heading: text that is written to the log first.
-    append: whether to keep what is in the log.
+    part: the command.
+    logs: folder of its log, which is appended to.
 
   Raises:
-    OSError: the program cannot be started.
+    PartError: it cannot be started, or its port is another process's, which
+      could pass for it.
   """
 
-  def __init__(
-    self,
-    command: Sequence[str],
-    log: pathlib.Path,
-    *,
-    env: Mapping[str, str] | None = None,
-    heading: str = "",
-    append: bool = False,
-  ):
-    self.log = log
-    with log.open("ab" if append else "wb") as file:
-      file.write(heading.encode())
+  def __init__(self, part: Part, logs: pathlib.Path):
+    self.part = part
+    self.log = logs / f"{part.name}.log"
+    self._last = ""
+    self._shown = self._began = time.monotonic()
+    address = urllib.parse.urlsplit(part.health)
+    if address.hostname:
+      with contextlib.suppress(OSError):
+        socket.create_connection((address.hostname, address.port), 1).close()
+        raise PartError(
+          f"[{part.name}] found another process at {address.netloc}, expected "
+          "a free port; stop that process or choose other ports."
+        )
+    self.say(f"starts; log: {self.log}")
+    with self.log.open("ab") as file:
+      file.write(f"$ {part.shown()}\n".encode())
       file.flush()
-      self._start = file.tell()
-      self._process = subprocess.Popen(
-        list(command),
-        stdin=subprocess.DEVNULL,
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **(env or {})},
-        start_new_session=True,
-      )
-    self._began = time.monotonic()
+      self._start = file.tell()  # `text` and `tail` skip what is before it.
+      try:
+        self._process = subprocess.Popen(
+          part.command,
+          stdin=subprocess.DEVNULL,
+          stdout=file,
+          stderr=subprocess.STDOUT,
+          env={**os.environ, **part.env},
+          start_new_session=True,
+        )
+      except OSError as error:
+        raise PartError(f"[{part.name}] could not start: {error}.") from error
 
   @property
   def code(self) -> int | None:
@@ -246,22 +241,20 @@ class Child:
     """The time since its start, in words."""
     return progress.duration(time.monotonic() - self._began)
 
-  def text(self) -> str:
-    """Returns its output so far."""
-    return self._read(self._start)
+  def text(self, last: int | None = None) -> str:
+    """Returns its output so far, or the `last` bytes of it."""
+    with self.log.open("rb") as file:
+      size = file.seek(0, os.SEEK_END)
+      file.seek(self._start if last is None else max(self._start, size - last))
+      return file.read().decode(errors="replace")
 
   def tail(self, count: int) -> list[str]:
     """Returns its last lines; a CR, as progress bars write it, ends a line."""
-    size = self.log.stat().st_size
-    text = self._read(max(self._start, size - 400 * count - 4000))
+    text = self.text(400 * count + 4000)
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", text)]
     return list(filter(None, lines))[-count:]
 
-  def patience(self) -> float:
-    """Returns the seconds that it says it needs to stop."""
-    return stopping.patience(self.tail(_ANNOUNCED))
-
-  def ask_to_end(self) -> None:
+  def terminate(self) -> None:
     """Sends SIGTERM to the command, which ends its children in its own way."""
     self._process.terminate()
 
@@ -277,94 +270,13 @@ class Child:
         self._process.poll()
         time.sleep(_POLL)
 
-  def _read(self, start: int) -> str:
-    with self.log.open("rb") as file:
-      file.seek(start)
-      return file.read().decode(errors="replace")
-
-
-_C = TypeVar("_C", bound=Child)
-
-
-def stop(
-  children: Sequence[_C],
-  *,
-  limit: Callable[[Child], float] = Child.patience,
-  urged: Callable[[], bool] = lambda: False,
-  poll: Callable[[], None] = lambda: None,
-) -> list[_C]:
-  """Stops children by SIGTERM, and by SIGKILL after the limit or when urged.
-
-  Args:
-    children: the commands, each with what it has started.
-    limit: returns the seconds that a child may take, as known so far.
-    urged: returns whether SIGKILL must be sent at once.
-    poll: is called meanwhile.
-
-  Returns:
-    The children that did not end by themselves.
-  """
-  began = time.monotonic()
-  killed: list[_C] = []
-  left = [child for child in children if child.code is None]
-  for child in left:
-    child.ask_to_end()
-  while left:
-    late = time.monotonic() - began
-    for child in left:
-      if urged() or late > limit(child):
-        child.kill()
-        killed.append(child)
-    left = [x for x in left if x.code is None and x not in killed]
-    poll()
-    time.sleep(_POLL)
-  for child in children:
-    child.kill()
-  return killed
-
-
-class Running(Child):
-  """A started part, with the lines that are printed of it.
-
-  Args:
-    part: the command.
-    logs: folder of its log.
-    every: seconds between its printed lines.
-
-  Raises:
-    PartError: it cannot be started, or its port is another process's, which
-      could pass for it.
-  """
-
-  def __init__(self, part: Part, logs: pathlib.Path, every: float = 2.0):
-    self.part = part
-    self._every = every
-    self._last, self._shown = "", time.monotonic()
-    address = urllib.parse.urlsplit(part.health)
-    if address.hostname:
-      with contextlib.suppress(OSError):
-        socket.create_connection((address.hostname, address.port), 1).close()
-        raise PartError(
-          f"[{part.name}] found another process at {address.netloc}, expected "
-          "a free port; stop that process or choose other ports."
-        )
-    log = logs / f"{part.name}.log"
-    self.say(f"starts; log: {log}")
-    heading = f"$ {part.shown()}\n"
-    try:
-      super().__init__(
-        part.command, log, env=part.env, heading=heading, append=True
-      )
-    except OSError as error:
-      raise PartError(f"[{part.name}] could not start: {error}.") from error
-
   def say(self, what: str) -> None:
     """Prints a line with the part's name."""
     _say(f"[{self.part.name}] {what}")
 
   def show(self, *, now: bool = False) -> None:
     """Prints the last line of the log, if it is a new one."""
-    if not now and time.monotonic() - self._shown < self._every:
+    if not now and time.monotonic() - self._shown < _SHOW:
       return
     self._shown = time.monotonic()
     last = "".join(self.tail(1))
@@ -390,14 +302,38 @@ class Running(Child):
     )
     self.kill()  # Its children may still hold its port or GPUs.
     part = dataclasses.replace(self.part, restarts=left - 1)
-    return Running(part, self.log.parent, self._every)
+    return Running(part, self.log.parent)
+
+
+def stop(
+  running: Sequence[Running], urged: threading.Event, limit: float | None = None
+) -> None:
+  """Stops parts, with all that they started.
+
+  Args:
+    running: the parts.
+    urged: is set when what is left must be killed at once.
+    limit: seconds between SIGTERM and SIGKILL.
+  """
+  end = time.monotonic() + (_SAVES if limit is None else limit)
+  for part in running:
+    part.terminate()
+  while waiting := [part for part in running if part.code is None]:
+    if urged.is_set() or time.monotonic() > end:
+      break
+    for part in waiting:
+      part.show(now=True)  # It may say how long it takes.
+    time.sleep(_POLL)
+  for part in waiting:
+    part.say("did not end by itself; killed")
+  for part in running:
+    part.kill()
 
 
 def _answers(url: str) -> bool:
   """Returns whether a service of this machine answers without an error."""
-  # So proxies of the environment are ignored.
-  opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-  with contextlib.suppress(OSError, ValueError):
-    opener.open(url, timeout=_ANSWER).close()
-    return True
-  return False
+  try:
+    # Proxies of the environment are ignored.
+    return httpx2.get(url, timeout=_ANSWER, trust_env=False).is_success
+  except httpx2.HTTPError:
+    return False

@@ -66,17 +66,9 @@ _PASSES = 10
 def define_flags() -> None:
   launch_flags.define_training()
   distributed.define_flags()
-  flags.DEFINE_float(
-    "grace",
-    None,
-    "Seconds that a stop may take until its checkpoint is written; default: "
-    "calculated from the last save.",
-    0,
-  )
   flags.DEFINE_bool(
     "timeline", False, "Trace the run into the folder's profile/, for XProf."
   )
-  flags.DEFINE_bool("dry_run", False, "Print resolved configuration and stop.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -203,9 +195,8 @@ def _trainer(
   first = processes.on_main(lambda: provenance["retriever"])
   if retriever is None:
     provenance["retriever"] = first
-  many, said = passes(questions)
-  if many and processes.is_main():
-    stopping.say(f"passes over the questions: {said}")
+  if processes.is_main():
+    print(passes(questions), flush=True)
   agree(config, provenance)
   allow = flags.FLAGS.allow_changes
   sinks: list[trackers.Sender] = []
@@ -260,18 +251,22 @@ def _questions(
   return source.questions(config.data.split, count, config.seed)
 
 
-def passes(questions: Sequence[types.Question]) -> tuple[bool, str]:
-  """Returns whether a run repeats its questions too often, and how often."""
+def passes(questions: Sequence[types.Question]) -> str:
+  """Returns how often a run asks its questions, and whether that is much."""
   from anysearch_jax.data import dataset_iterator
 
-  of = dataset_iterator.progress(questions, 0)["of"]
-  said = f"{len(questions) / of:.1f} ({len(questions):,} of {of:,} questions)"
-  if many := len(questions) > _PASSES * of:
-    said += (
+  distinct = dataset_iterator.progress(questions, 0)["of"]
+  times = len(questions) / distinct
+  line = (
+    f"passes over the questions: {times:.1f} ({len(questions):,} of "
+    f"{distinct:,} questions)"
+  )
+  if times > _PASSES:
+    line += (
       f"; after {_PASSES} a policy may know the answers: prepare more "
       "questions, or set a smaller curriculum.total_steps"
     )
-  return many, said
+  return line
 
 
 def _begin(
@@ -342,10 +337,9 @@ def dry_run(config: config_lib.ExperimentConfig) -> None:
   systems.validate(config)
   print(describe(config))
   try:
-    _, said = passes(_questions(config, parts.source(config)))
+    print(passes(_questions(config, parts.source(config))))
   except (OSError, ValueError) as error:
-    said = f"unknown ({error})"
-  print(f"passes over the questions: {said}")
+    print(f"passes over the questions: unknown ({error})")
   print("hours and memory: launch.plan --target=h100:1 predicts them there")
 
 

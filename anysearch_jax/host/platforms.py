@@ -51,38 +51,6 @@ def has_device(platform: str) -> bool:
   return any(any(_DEV.glob(pattern)) for pattern in _FILES[platform])
 
 
-def restrict(devices: str) -> None:
-  """Restricts what JAX will use; call before JAX is imported.
-
-  Args:
-    devices: "all", "cpu" for no accelerator, or indices such as 0,1 into the
-      accelerators that the environment lets this process see.
-
-  Raises:
-    ValueError: the text is none of these, or an index is too large.
-  """
-  if devices == "all":
-    return
-  if devices == "cpu":
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    return
-  indices = devices.split(",")
-  if not all(each.isdecimal() for each in indices):
-    raise ValueError(f"found {devices!r}, expected all, cpu, or numbers as 0,1")
-  for variable in _VISIBLE.values():
-    seen = os.environ.get(variable)
-    chosen = indices
-    if seen is not None:
-      visible = seen.split(",") if seen else []
-      if max(map(int, indices)) >= len(visible):
-        raise ValueError(
-          f"found {devices!r} with {variable}={seen}, expected numbers below "
-          f"{len(visible)}"
-        )
-      chosen = [visible[int(each)] for each in indices]
-    os.environ[variable] = ",".join(chosen)
-
-
 def cpu() -> jax.Device:
   """Returns a CPU device, also where JAX computes on an accelerator.
 

@@ -74,11 +74,6 @@ def load(
       )
   with as_sentence(f"{setting} {name!r}", source):
     module, path, sha256 = _module(source)
-  if path is None:
-    raise PluginError(
-      f"{setting}: found {source!r}, a module without a file; expected one "
-      "whose source can be hashed."
-    )
   if attribute not in vars(module):
     raise PluginError(
       f"{setting}: found no {attribute!r} in {path}; expected {expected}."
@@ -129,17 +124,14 @@ def as_sentence(
 
 
 @functools.cache
-def _module(source: str) -> tuple[types.ModuleType, pathlib.Path | None, str]:
+def _module(source: str) -> tuple[types.ModuleType, pathlib.Path, str]:
   """Returns a module with its file and the hash of the text that it ran."""
   if source.endswith(".py"):
     path = pathlib.Path(source)
     text = path.read_bytes()
     return _run(source, text), path, hashlib.sha256(text).hexdigest()
   module = importlib.import_module(source)
-  file = getattr(module, "__file__", None)  # Built-in modules have none.
-  if not file:
-    return module, None, ""
-  path = pathlib.Path(file)
+  path = pathlib.Path(str(module.__file__))
   return module, path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -102,19 +102,10 @@ def all_gather(make: Callable[[], T]) -> list[T]:
 def on_main(make: Callable[[], T]) -> T:
   """Calls `make` in the first process and returns its result in all processes.
 
-  All processes wait until the first one has finished. Errors are those of
-  `all_gather`.
-  """
-  made: list[T] = all_gather(lambda: [make()] if is_main() else [])[0]
-  return made[0]
-
-
-def broadcast(make: Callable[[], T]) -> T:
-  """Does as `on_main`, for large results: only the first process sends.
+  All processes wait until the first one has finished. Only that one sends.
 
   Args:
-    make: as for `on_main`; its result must be a value that can be shared, see
-      the module.
+    make: its result must be a value that can be shared, see the module.
 
   Raises:
     Exception: as `all_gather`.
@@ -125,10 +116,11 @@ def broadcast(make: Callable[[], T]) -> T:
 
   def size() -> int:
     nonlocal content
-    content = encode(make())
+    if is_main():
+      content = encode(make())
     return len(content)
 
-  length = on_main(size)
+  length = all_gather(size)[0]
   value, _ = decode(_broadcast(content, length))
   return value
 
@@ -196,18 +188,13 @@ def decode(content: bytes) -> tuple[Any, dict[str, Any] | None]:
 
 
 def _told(error: Exception) -> dict[str, Any]:
-  """Describes an error: names of its classes, and its arguments if plain."""
-  # `__reduce__` has the constructor's arguments; `args` of an OSError lacks the
-  # file name.
-  arguments = error.__reduce__()[1]
-  plain = all(x is None or isinstance(x, str | int | float) for x in arguments)
+  """Describes an error: the names of its classes, and its message."""
   classes = type(error).__mro__
   return {
     "classes": [
       [c.__module__, c.__qualname__]
       for c in classes[: classes.index(Exception)]
     ],
-    "arguments": list(arguments) if plain else None,
     "text": str(error),
   }
 
@@ -215,7 +202,6 @@ def _told(error: Exception) -> dict[str, Any]:
 def error_of(described: Mapping[str, Any]) -> Exception:
   """Rebuilds a received error, or its nearest known base with its message."""
   classes, text = described["classes"], described["text"]
-  arguments: list[Any] | None = described["arguments"]
   said = f"{classes[0][1] if classes else 'Exception'}: {text}"
   for i, (module, name) in enumerate(classes):
     # Nothing is imported, so a message cannot load code; this process runs the
@@ -225,9 +211,8 @@ def error_of(described: Mapping[str, Any]) -> Exception:
       continue
     if not (isinstance(found, type) and issubclass(found, Exception)):
       continue
-    given = [said] if i or arguments is None else arguments
     try:
-      return found(*given)
+      return found(said if i else text)
     except Exception:  # Its constructor takes other arguments.
       continue
   return RuntimeError(said)

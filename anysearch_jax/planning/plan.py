@@ -313,7 +313,7 @@ def _servers_sentence(
     "SGLang servers have these devices while they sample (sglang.colocated), "
     f"beside {gib(held)} GiB of the trainer: weights "
     f"({gib(size)} GiB), KV cache and CUDA graphs may take "
-    f"{math.floor(100 * share) / 100} of a device, --memory somewhat less. "
+    f"{math.floor(100 * share) / 100} of a device, STATIC somewhat less. "
     "Prefill and decode are those of the in-process engine."
   ]
 

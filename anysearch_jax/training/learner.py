@@ -165,7 +165,7 @@ class Learner:
     All processes call this together and get the batches of the first one;
     `scored` may be None in the others.
     """
-    batches = processes.broadcast(lambda: self._batches(scored))
+    batches = processes.on_main(lambda: self._batches(scored))
     once = [
       tuple(batching.Rows(*arrays) for arrays in batch) for batch in batches
     ]

@@ -542,7 +542,7 @@ class Trainer:
 
     # Orbax needs the same items in all processes; it writes these once, because
     # they are in host memory.
-    host = processes.broadcast(sampling)
+    host = processes.on_main(sampling)
     return checkpoint.Saved(
       rollout,
       self._learner.state,

@@ -200,6 +200,7 @@ def _lists(config: config_lib.ExperimentConfig) -> None:
   """Refuses lists that name something twice, or are not in order."""
   for name, values in (
     ("evaluation.budgets", config.evaluation.budgets),
+    ("evaluation.pairs", config.evaluation.pairs),
     ("evaluation.seeds", config.evaluation.seeds),
     ("mesh.trainer", config.mesh.trainer),
     ("mesh.rollout", config.mesh.rollout),

@@ -130,8 +130,8 @@ def _run_one(
     _MEMORY: os.environ.get(_MEMORY, "0.92"),
   }
   started = time.monotonic()
-  log = folder / "logs" / f"{name}.log"
-  child = supervisor.Child(command, log, env=environment)
+  part = supervisor.Part(name, tuple(command), environment)
+  child = supervisor.Running(part, folder / "logs")
   try:
     while child.code is None and time.monotonic() < started + limit:
       time.sleep(_POLL)

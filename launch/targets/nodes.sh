@@ -1,6 +1,7 @@
+{% import "roles.jinja" as role with context %}
 # hosts: names of the nodes, an array; those that train come first.
 first=${hosts[0]}
-#[retriever
+{% if has_retriever %}
 retriever=$first  # Its name; trainers wait half an hour for it.
 await_retriever() {
   for _ in {1..900}; do
@@ -8,17 +9,19 @@ await_retriever() {
     sleep 2
   done
 }
-#]
-#[server
+{% endif %}
+{% if shares %}
 urls=
-for host in "${hosts[@]:@TRAINERS@}"; do
-  for port in {@PORT@..@LASTPORT@}; do urls+=",http://$host:$port"; done
+for host in "${hosts[@]:{{ trainers }}}"; do
+  for port in $(seq {{ port }} {{ port + shares | length - 1 }}); do
+    urls+=",http://$host:$port"
+  done
 done
 urls=${urls#,}
 serve() {  # Becomes a server of this node; they count from 0.
-  local port=$((@PORT@ + $1)) gpus
-  gpus=$(seq -s, $(($1 * @TP@)) $(($1 * @TP@ + @TP@ - 1)))
-  exec @SERVER@
+  local port=$(({{ port }} + $1)) gpus
+  gpus=$(seq -s, $(($1 * {{ shares[0] | length }})) $(($1 * {{ shares[0] | length }} + {{ shares[0] | length }} - 1)))
+  exec {{ server }}
 }
 # Runs the servers of this node, again if one ends, while a command succeeds.
 servers() {
@@ -28,7 +31,7 @@ servers() {
   export KEY_FILE
   (umask 077 && echo "$SGLANG_KEY" >"$KEY_FILE")
   while [ ! "$stopped" ] && "$@"; do
-    for i in {0..@LAST@}; do
+    for i in {0..{{ shares | length - 1 }}}; do
       kill -0 "${running[i]:-none}" 2>/dev/null || {
         serve "$i" &
         running[i]=$!
@@ -42,4 +45,4 @@ servers() {
   done
   rm -r "${KEY_FILE%/key}"
 }
-#]
+{% endif %}

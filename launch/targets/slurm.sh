@@ -1,18 +1,19 @@
+{% import "roles.jinja" as role with context %}
 #!/usr/bin/env bash
 # Written by `anysearch cluster --target=slurm`. Submit it from this folder:
-#   sbatch @FILE@
+#   sbatch {{ file | quote }}
 # It reads your keys from a file that only you should be able to read, and queues
 # itself again when the run has saved and stopped (exit code 75).
-#SBATCH --job-name=@NAME@
-#SBATCH --nodes=@NODES@
+#SBATCH --job-name={{ name }}
+#SBATCH --nodes={{ flags.nodes }}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output=@PLACE@/slurm-%j.log
+#SBATCH --output={{ folder | quote }}/slurm-%j.log
 #SBATCH --signal=B:TERM@600
 # Whole nodes: without these a task may get one core and little memory.
 #SBATCH --exclusive
 #SBATCH --mem=0
-#SBATCH --gpus-per-node=@GPUS@
+#SBATCH --gpus-per-node={{ flags.gpus }}
 # shellcheck disable=SC2034,SC2317,SC2329  # Steps use these by name.
 set -uo pipefail
 shopt -s inherit_errexit
@@ -21,24 +22,24 @@ keys=${ANYSEARCH_KEYS:-$HOME/.anysearch_keys}
 set -a
 # shellcheck source=/dev/null
 [ ! -e "$keys" ] || . "$keys"
-drawn=(@DRAWN@)  # Secrets between the steps of this job.
+drawn=({{ drawn | join(" ") }})  # Secrets between the steps of this job.
 for name in "${drawn[@]}"; do
   declare -x "$name=${!name:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
 done
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-@NODES_SH@
+{% include "nodes.sh" %}
 # Is there once a trainer has ended with 75.
-resumes=@PLACE@/resumes-$SLURM_JOB_ID
+resumes={{ folder | quote }}/resumes-$SLURM_JOB_ID
 set +a
 rm -f "$resumes"
 
 trainer() {
   trap : TERM  # A signal is for the command, which this waits for.
   local rank=$SLURM_PROCID code
-  #[retriever
+  {% if has_retriever %}
   await_retriever
-  #]
-  @TRAINER@
+  {% endif %}
+  {{ role.trainer() }}
   code=$?
   # JAX itself ends a process that misses another one by 134.
   if [ "$code" = 75 ] || [ "$code" = 134 ]; then
@@ -47,12 +48,12 @@ trainer() {
   fi
   exit "$code"
 }
-#[retriever
+{% if has_retriever %}
 retriever() {
   trap exit TERM
-  for _ in {0..5}; do @RETRIEVER@; done
+  for _ in {0..5}; do {{ role.retriever() }}; done
 }
-#]
+{% endif %}
 # Runs a role on some nodes, from the one with an index on, as a step. Ends what
 # is left some seconds after its first task ended; 0: never. One task that ended
 # must not end the others, which may be saving.
@@ -71,14 +72,14 @@ tell() {
     done
 }
 
-#[server
-step 'servers true' @TRAINERS@ @SAMPLERS@ 0 &
-#]
-#[retriever
+{% if shares %}
+step 'servers true' {{ trainers }} {{ samplers }} 0 &
+{% endif %}
+{% if has_retriever %}
 step retriever 0 1 0 &
-#]
+{% endif %}
 # One that is stopped, or hangs, does not end with the others.
-step trainer 0 @TRAINERS@ 1200 &
+step trainer 0 {{ trainers }} 1200 &
 training=$!
 # Near the time limit trainers save, which may need the other roles.
 trap 'asked=yes; tell trainer' TERM

@@ -23,7 +23,6 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(
       importlib.util, "find_spec", lambda name: name in packages or None
     )
-    # A plain dict, because `restrict` sets variables.
     monkeypatch.setattr(os, "environ", variables)
 
   return machine
@@ -56,45 +55,6 @@ def machine(tmp_path, monkeypatch):
 def test_platform_is_known_before_jax(machine, files, settings, expected):
   machine(*files, **settings)
   assert platforms.expected() == expected
-
-
-@pytest.mark.parametrize(
-  ("devices", "visible", "expected"),
-  [
-    ("all", None, None),
-    ("0,1", None, "0,1"),
-    ("1", "4,5", "5"),
-    ("0", "GPU-a,GPU-b", "GPU-a"),
-  ],
-)
-def test_devices_are_indices_into_the_visible_ones(
-  machine, devices, visible, expected
-):
-  machine(**({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}))
-  platforms.restrict(devices)
-  assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
-  assert "JAX_PLATFORMS" not in os.environ
-
-
-def test_no_accelerator_is_left_to_a_command_on_the_cpu(machine):
-  machine("nvidia0", packages=["jax_cuda12_plugin"])
-  platforms.restrict("cpu")
-  assert platforms.expected() == "cpu"
-
-
-@pytest.mark.parametrize(
-  ("devices", "variables"),
-  [
-    ("gpu", {}),
-    ("0;1", {}),
-    ("2", {"CUDA_VISIBLE_DEVICES": "4,5"}),
-    ("0", {"CUDA_VISIBLE_DEVICES": ""}),
-  ],
-)
-def test_invalid_devices_are_refused(machine, devices, variables):
-  machine(**variables)
-  with pytest.raises(ValueError, match=f"'{devices}'"):
-    platforms.restrict(devices)
 
 
 def test_a_missing_cpu_is_an_error_that_names_the_variable(monkeypatch):

@@ -36,8 +36,7 @@ def test_a_thread_that_works_alone_calls_through(monkeypatch):
       pass
     assert processes.is_main()
     assert (processes.index(), processes.count()) == (0, 1)
-    for call in (processes.on_main, processes.broadcast):
-      assert call(lambda: 3) == 3
+    assert processes.on_main(lambda: 3) == 3
     assert processes.all_gather(lambda: 3) == [3]
     with futures.ThreadPoolExecutor(1) as pool:
       assert pool.submit(processes.count).result() == 2
@@ -58,6 +57,7 @@ def other(monkeypatch):
     answers.append(processes.encode(value, error))
 
   monkeypatch.setattr(processes, "_gather", gather)
+  monkeypatch.setattr(processes, "_broadcast", lambda content, length: content)
   return answer
 
 
@@ -144,7 +144,7 @@ class _OddError(ValueError):
 @pytest.mark.parametrize(
   ("error", "kind", "words"),
   [
-    (OSError(28, "No space left", "a.txt"), OSError, "No space left: 'a.txt'"),
+    (OSError(28, "No space", "a.txt"), OSError, "[Errno 28] No space: 'a.txt'"),
     (types.EngineError("gone"), types.EngineError, "gone"),
     (http_calls.AnswerError("not JSON"), http_calls.AnswerError, "not JSON"),
     # An error of a library arrives as its nearest built-in base.
@@ -157,10 +157,8 @@ class _OddError(ValueError):
 )
 def test_an_error_arrives_with_its_class_and_message(other, error, kind, words):
   other(error=error)
-  with pytest.raises(kind, match=re.escape(words)) as caught:
+  with pytest.raises(kind, match=re.escape(words)):
     processes.all_gather(lambda: 3)
-  if isinstance(error, OSError):
-    assert caught.value.errno == 28
 
 
 def test_a_received_error_cannot_name_anything_but_an_error_class():
@@ -174,9 +172,7 @@ def test_a_received_error_cannot_name_anything_but_an_error_class():
     [["anysearch_jax.nowhere", "Error"]],
     [["this", "Error"]],
   ):
-    error = processes.error_of(
-      {"classes": classes, "arguments": ["x"], "text": "x"}
-    )
+    error = processes.error_of({"classes": classes, "text": "x"})
     assert type(error) is RuntimeError
   assert "this" not in sys.modules
 
@@ -201,9 +197,7 @@ def test_bytes_of_any_length_arrive_whole(monkeypatch, size):
 
 
 @pytest.mark.parametrize("size", [1, 8, 100])
-def test_what_the_first_process_broadcasts_arrives_whole(
-  other, monkeypatch, size
-):
+def test_what_the_first_process_sends_arrives_whole(monkeypatch, size):
   """The test is the second process; it computes nothing."""
   array = np.random.default_rng(size).integers(0, 256, size, np.uint8)
   content = processes.encode({"x": [array]})
@@ -211,18 +205,13 @@ def test_what_the_first_process_broadcasts_arrives_whole(
   monkeypatch.setattr(
     multihost_utils, "broadcast_one_to_all", lambda piece: next(pieces)
   )
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
-  lengths = [processes.encode([len(content)]), processes.encode([])]
+  lengths = [processes.encode(len(content)), processes.encode(0)]
   monkeypatch.setattr(processes, "_gather", lambda mine: lengths)
-  (received,) = processes.broadcast(lambda: 1 / 0)["x"]
+  (received,) = processes.on_main(lambda: 1 / 0)["x"]
   np.testing.assert_array_equal(received, array)
   assert next(pieces, None) is None
-
-
-def test_an_error_before_a_broadcast_is_raised_in_all(other):
-  other(5)
-  with pytest.raises(ZeroDivisionError):
-    processes.broadcast(lambda: 1 / 0)
 
 
 def test_a_mesh_that_leaves_out_a_process_is_refused(monkeypatch):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import signal
 import socket
@@ -19,7 +21,7 @@ import pytest
 import waits
 import yaml
 
-from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax import config as config_lib
 from anysearch_jax.launch import node, shipped
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,68 +34,45 @@ JAX_ALONE = (
   *("--config.engine.kind=jax", "--config.pipeline.async_level=0"),
   *("--gpus=0", "--config.mesh.rollout=()", "--config.mesh.trainer=()"),
 )
-SERVERS = node.Servers()
-
-
-def roles(*, training=2, servers=SERVERS):
-  config = launch_flags.load_config("configs/qwen2_5_7b.py")
-  return node.roles_of(
-    config,
-    ["--x=1"],
-    output=pathlib.Path("run"),
-    python=["python"],
-    servers=servers,
-    training=training,
-    gpus=8,
-  )
-
-
-def values(part, name):
-  """Returns the values of a flag, in order."""
-  prefix = f"--{name}="
-  return [w.removeprefix(prefix) for w in part.command if w.startswith(prefix)]
-
-
-def test_a_trainer_finds_the_other_roles_by_name():
-  trainer = roles().trainer
-  assert trainer.command[:4] == (
-    *("python", "-m", "anysearch_jax.launch.train"),
-    "--x=1",
-  )
-  assert values(trainer, "coordinator") == ["${first}:8400"]
-  assert values(trainer, "processes") == ["2"]
-  assert values(trainer, "process") == ["${rank}"]
-  assert values(trainer, "config.sglang.urls") == ["${urls}"]
-  assert values(trainer, "config.engine.kind") == ["sglang"]
-  assert values(trainer, "config.retrieval.url") == ["http://${retriever}:8000"]
-  # Servers may load for as long.
-  assert values(trainer, "config.sglang.wait") == ["1800.0"]
-  assert values(trainer, "config.sglang.weights") == ["run/weights"]
-
-
-def test_whoever_listens_to_other_nodes_asks_for_a_key():
-  run = roles()
-  assert values(run.retriever, "host") == ["0.0.0.0"]
-  assert values(run.retriever, "token_variable") == ["RETRIEVER_KEY"]
-  assert values(run.trainer, "config.retrieval.key_variable") == [
-    "RETRIEVER_KEY"
-  ]
-  assert "HOST=0.0.0.0" in run.server.command
-  assert values(run.trainer, "config.sglang.api_key_variable") == ["SGLANG_KEY"]
-  assert run.shares == [(0, 1), (2, 3), (4, 5), (6, 7)]
-
-
-def test_without_servers_every_node_trains_and_samples():
-  run = roles(training=4, servers=None)
-  assert run.server is None and run.retriever is not None
-  assert values(run.trainer, "processes") == ["4"]
-  assert not values(run.trainer, "config.sglang.urls")
 
 
 def written(*args):
   ended, said = commands.printed(node, *args, "--dry_run")
   assert ended == 0, ended
   return said
+
+
+def test_a_trainer_finds_the_other_roles_by_name():
+  script = written(PAPER, TWO, "--nodes=4", "--target=slurm", "--output=run")
+  (line,) = re.findall(".*launch.train .*", script)
+  words = shlex.split(line)
+  expected = (
+    *("--coordinator=$first:8400", "--processes=2", "--process=$rank"),
+    *("--config.engine.kind=sglang", "--config.sglang.urls=$urls"),
+    "--config.retrieval.url=http://$retriever:8000",
+    # Servers may load for as long.
+    *("--config.sglang.wait=1800.0", "--config.sglang.weights=run/weights"),
+    "--config.retrieval.key_variable=RETRIEVER_KEY",
+    "--config.sglang.api_key_variable=SGLANG_KEY",
+  )
+  assert set(expected) <= set(words)
+
+
+def test_whoever_listens_to_other_nodes_asks_for_a_key():
+  script = written(PAPER, TWO, "--nodes=4", "--target=slurm", "--output=run")
+  (line,) = re.findall(".*launch.serve_retriever .*", script)
+  assert "--host=0.0.0.0 --token_variable=RETRIEVER_KEY" in line
+  (line,) = re.findall(".*serve_sglang.sh .*", script)
+  assert "HOST=0.0.0.0" in shlex.split(line)
+  assert "CUDA_VISIBLE_DEVICES=$gpus" in shlex.split(line)
+  assert "$(seq 30000 30003)" in script
+
+
+def test_without_servers_every_node_trains_and_samples():
+  args = PAPER, TWO, "--nodes=4", "--target=slurm", *JAX_ALONE
+  script = written(*args)
+  assert "serve()" not in script and "retriever()" in script
+  assert "--processes=4" in script and "sglang.urls" not in script
 
 
 # What the manifest may have of a JobSet (v1alpha2) and of a pod (v1), with the
@@ -168,7 +147,7 @@ def unlike(found, form, path="it"):
 
 
 def test_the_manifest_has_the_form_of_a_jobset():
-  args = "--target=jobset", "--nodes=5", "--trainers=2", "--image=me/anysearch"
+  args = "--target=jobset", "--nodes=5", "--image=me/anysearch"
   found = yaml.safe_load(written(PAPER, TWO, *args, "--output=/shared/run"))
   assert unlike(found, _JOBSET) == []
   jobs = {job["name"]: job for job in found["spec"]["replicatedJobs"]}
@@ -306,7 +285,11 @@ def test_sglang_is_found_in_the_folder_of_the_project(monkeypatch, tmp_path):
   python.parent.mkdir(parents=True)
   python.touch()
   monkeypatch.setattr(shipped, "ROOT", tmp_path)
-  assert f"PYTHON={python}" in roles().server.command
+  monkeypatch.delenv("PYTHON", raising=False)
+  part = node.server(
+    config_lib.ExperimentConfig(), name="server", gpus="0", size=1, port="1"
+  )
+  assert part.env["PYTHON"] == str(python)
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="no shellcheck")
@@ -322,8 +305,11 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, flags):
 @pytest.mark.parametrize(
   ("args", "sentence"),
   [
-    (["--nodes=2", "--trainers=2"], "--trainers: found 2, expected"),
-    (["--nodes=4"], "4 devices, expected 16, those of 2 nodes that train"),
+    (
+      ["--nodes=2", TWO],
+      "16 devices, expected those of whole nodes of 8, 1 to 1",
+    ),
+    (["--nodes=4"], "4 devices, expected those of whole nodes of 8, 1 to 3"),
     (
       ["--nodes=2", ONE, "--config.sglang.colocated=true"],
       "sglang.colocated: found True with pipeline.async_level 1",

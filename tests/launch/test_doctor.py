@@ -21,7 +21,6 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax.configs import quickstart
 from anysearch_jax.data import prepared, preparing
-from anysearch_jax.environment import protocol
 from anysearch_jax.host import platforms, run_lock
 from anysearch_jax.launch import (
   doctor,
@@ -33,7 +32,6 @@ from anysearch_jax.launch import (
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.policy import architecture, hf
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.retrieval import recording
 
 CONFIG = quickstart.get_config()
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -135,7 +133,6 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
 def test_packages_that_are_missing_old_or_broken_are_named(
   tmp_path, monkeypatch
 ):
-  """Of the broken ones, one raises and one ends the process."""
   for name, code in (
     ("raises-it", "raise OSError('libx.so.1: not found')"),
     ("ends-it", "import os; os._exit(7)"),
@@ -159,12 +156,11 @@ def test_packages_that_are_missing_old_or_broken_are_named(
     "no-such-thing: found none, expected >=2 pip install 'no-such-thing>=2'",
     "works-well: found 1.0, expected >=999 pip install 'works-well>=999'",
   ]
-  raises, ends = said(found, findings.PROBLEM)[2:]
-  assert "raises-it: found that it cannot be imported (OSError" in raises
+  (raises,) = said(found, findings.PROBLEM)[2:]
+  assert "cannot be imported (OSError" in raises
   assert "libx.so.1: not found" in raises
-  assert "ends-it: found that it cannot be imported" in ends
-  assert "ended with 7" in ends
-  assert said(found, findings.OK) == ["1 of 5 are as required and import "]
+  assert said(found, findings.OK) == ["3 of 5 are as required "]
+  assert doctor._failure("import os; os._exit(7)") == "the process ended with 7"
   assert "orbax-checkpoint" in doctor.REQUIREMENTS.read_text()
 
 
@@ -224,19 +220,15 @@ def test_footprint_follows_from_the_sizes():
     lambda params: (params, optax.adamw(1e-3).init(params)), policy.params
   )
   arrays = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
-  assert plain.checkpoint == pytest.approx(arrays, abs=100)
+  more = footprint(checkpoint={"keep_last": 3})
+  assert more.disk - plain.disk == pytest.approx(arrays, abs=100)
   files = pathlib.Path(CONFIG.policy).glob("*.safetensors")
   # The shipped policy is float16.
   shipped = 2 * sum(file.stat().st_size for file in files)
-  assert plain.export == pytest.approx(shipped, rel=0.05)
   half = footprint(checkpoint={"export_dtype": "bfloat16"})
-  assert half.export == plain.export / 2
-  assert plain.disk - half.disk == half.export
-  more = footprint(checkpoint={"keep_last": 3})
-  assert more.disk - plain.disk == plain.checkpoint
+  assert plain.disk - half.disk == pytest.approx(shipped / 2, rel=0.05)
   adapters = footprint(lora={"rank": 4})
-  assert adapters.checkpoint < plain.checkpoint / 4
-  assert adapters.export > plain.export
+  assert adapters.disk < plain.disk
   assert footprint(objective={"advantage": "gae"}).disk > 1.8 * plain.disk
 
 
@@ -312,11 +304,6 @@ def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
   monkeypatch.setattr(silent.hf, "chat_template", template + f"{{# {last} #}}")
   silent.end_of_turn_ids = frozenset(silent.encode(last))
   assert not said(run_checks._prompt(silent, config), findings.WARNING)
-  texts = ["?"] * real_tokenizer.vocab_size
-  monkeypatch.setattr(real_tokenizer, "token_texts", lambda: texts)
-  finding = run_checks._stops(real_tokenizer, protocol.STOPS)
-  assert finding.level == findings.PROBLEM
-  assert protocol.STOPS[0] in finding.found
 
 
 # Who answers.
@@ -355,7 +342,7 @@ def answering(*hits):
     (
       answering({"document": {"id": "1", "contents": "t\nx"}, "score": 1.0}),
       findings.OK,
-      "10 searches: p50 ",
+      "10 searches: slowest ",
     ),
     (answering(), findings.PROBLEM, "10 without a passage"),
     (fake_retriever.die_at_once, findings.PROBLEM, "tried 4 times"),
@@ -399,26 +386,6 @@ def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
   assert 1 <= len(sent) <= 4  # One search and its tries.
 
 
-def test_a_log_is_read_and_never_made(tmp_path):
-  path = tmp_path / "answers.sqlite"
-  first, _ = checks(with_(retrieval={"log": str(path)})).retriever()
-  assert "not there yet" in first.found
-  assert not path.exists()
-  strict = checks(with_(retrieval={"log": str(path), "log_mode": "strict"}))
-  assert [each.level for each in strict.retriever()] == [findings.PROBLEM]
-
-  class One:
-    async def search_many(self, requests):
-      return [()] * len(requests)
-
-  made = recording.Recorder(One(), path, mode="record", identity="i")
-  asyncio.run(made.search(fake_retriever.ask("q")))
-  (finding,) = strict.retriever()
-  assert (finding.level, "1 answers" in finding.found) == (findings.OK, True)
-  path.write_bytes(b"not a database" * 100)
-  assert [each.level for each in strict.retriever()] == [findings.PROBLEM]
-
-
 def test_sglang_servers_are_checked_and_not_changed():
   with fake_sglang.Server() as server:
     config = with_(
@@ -427,12 +394,8 @@ def test_sglang_servers_are_checked_and_not_changed():
     )
     good, gone = checks(config).servers()
     assert good.level == findings.OK, good
-    assert "serves 'default'" in good.found
     assert gone.level == findings.PROBLEM
     assert "Is an SGLang server running there" in gone.found
-    long = with_(config, episode={"max_context": fake_sglang.CONTEXT * 2})
-    short, _ = checks(long).servers()
-    assert "--context-length" in short.todo
     routed = with_(config, sglang={"router": server.url})
     assert [each.level for each in checks(routed).servers()] == [
       findings.OK,

@@ -65,9 +65,7 @@ def test_this_jaxlib_knows_every_flag():
   python("import jax; jax.devices()", **named)
 
 
-def test_devices_hide_the_other_accelerators():
-  found = configured("own", devices="2,3", JAX_PLATFORMS="")
-  assert found["CUDA_VISIBLE_DEVICES"] == "2,3"
+def test_accelerators_are_left_to_others():
   assert configured("own", devices="cpu")["JAX_PLATFORMS"] == "cpu"
 
 
@@ -88,15 +86,3 @@ print(sum(name.startswith("tf_XLAEigen") for name in names))
   assert printed.split() == ["1"]
   assert configured("cpu", threads=1)["PJRT_NPROC"] == "1"
   assert "PJRT_NPROC" not in configured("cpu")
-
-
-def test_an_unusable_compilation_cache_gives_a_warning():
-  """Not even root can make a folder in /proc."""
-  code = (
-    "from anysearch_jax.launch import jax_setup\n"
-    "jax_setup.configure(threads=0, cache='/proc/nowhere')\n"
-    "import jax; print(jax.config.jax_compilation_cache_dir)\n"
-  )
-  printed, said = python(code)
-  assert printed == "None\n"
-  assert "found no place for compiled programs at /proc/nowhere" in said

@@ -25,6 +25,7 @@ import small_run
 from anysearch_jax import config as config_lib
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import node
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.rollout.servers import sglang
 
@@ -54,18 +55,20 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
   services, trainer = node.parts_of(
     config,
     ["python", "-m", "anysearch_jax.launch.train"],
-    servers=node.Servers(),
+    serves=True,
   )
   assert [part.name for part in services] == ["server-0", "server-1"]
-  assert [part.env for part in (*services, trainer)] == [
-    {"CUDA_VISIBLE_DEVICES": "4,5"},
-    {"CUDA_VISIBLE_DEVICES": "6,7"},
-    {"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
-  ]
-  assert services[0].command == (
-    *("env", "HOST=127.0.0.1", "PYTHON=.venv-sglang/bin/python", "TP=2"),
-    *("STATIC=0.6", "CONTEXT=8192", "launch/serve_sglang.sh"),
-    *("models/Qwen2.5-7B-Instruct", "30000", "--dtype", "bfloat16"),
+  assert [
+    part.env["CUDA_VISIBLE_DEVICES"] for part in (*services, trainer)
+  ] == ["4,5", "6,7", "0,1,2,3"]
+  assert (
+    services[0]
+    .shown()
+    .startswith(
+      "CUDA_VISIBLE_DEVICES=4,5 HOST=127.0.0.1 "
+      "PYTHON=.venv-sglang/bin/python TP=2 STATIC=0.6 CONTEXT=8192 "
+      "launch/serve_sglang.sh models/Qwen2.5-7B-Instruct 30000"
+    )
   )
   urls = ("http://127.0.0.1:30000", "http://127.0.0.1:30001")
   assert [part.health for part in services] == [f"{u}/health" for u in urls]
@@ -76,12 +79,12 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
   )
 
 
-@pytest.mark.parametrize("servers", [node.Servers(count=1), None])
-def test_an_index_is_served_beside_the_trainer(servers):
+@pytest.mark.parametrize("serves", [True, False])
+def test_an_index_is_served_beside_the_trainer(serves):
   index = {"kind": "index", "index": "indexes/e5", "encoder": "models/e5"}
   config = config_lib.changed(paper(), retrieval=index)
   services, trainer = node.parts_of(
-    config, [], servers=servers, retriever_port=8123
+    config, [], serves=serves, retriever_port=8123
   )
   retriever = services[0]
   assert retriever.command[1:] == (
@@ -101,13 +104,18 @@ def test_an_index_is_served_beside_the_trainer(servers):
   )
 
 
-def test_the_script_starts_the_server_that_its_settings_say():
+def test_the_script_starts_the_server_that_its_settings_say(monkeypatch):
+  monkeypatch.setenv("PYTHON", "/bin/echo")
+  monkeypatch.setenv("STATIC", "0.5")
   config = paper(rollout=(4, 5, 6, 7))
-  services, _ = node.parts_of(
-    config, [], servers=node.Servers(python="/bin/echo", memory=0.5, port=31000)
-  )
+  services, _ = node.parts_of(config, [], serves=True, port=31000)
   said = subprocess.run(
-    services[1].command, cwd=ROOT, check=True, capture_output=True, text=True
+    services[1].command,
+    cwd=ROOT,
+    env={**os.environ, **services[1].env},
+    check=True,
+    capture_output=True,
+    text=True,
   )
   assert said.stdout.split() == [
     *("-m", "sglang.launch_server", "--model-path", config.policy),
@@ -122,22 +130,22 @@ def test_the_script_starts_the_server_that_its_settings_say():
 @pytest.mark.parametrize(
   ("mesh", "servers", "gpus"),
   [
-    ({}, {"count": 1}, ["4,5,6,7", "0,1,2,3"]),
+    ({}, {"servers": 1}, ["4,5,6,7", "0,1,2,3"]),
     ({"rollout": (7,)}, {}, ["7", "0,1,2,3"]),
     ({"trainer": (6, 7), "rollout": (0, 3)}, {}, ["0,3", "6,7"]),
     # Training takes the first ones where none are named.
     ({"trainer": (), "fsdp": 1}, {}, ["4,5", "6,7", "0,1"]),
-    ({}, {"count": 0}, ["0,1,2,3"]),
+    ({}, {"servers": 0}, ["0,1,2,3"]),
   ],
 )
 def test_every_gpu_has_one_part(mesh, servers, gpus):
   config = paper(**mesh)
-  services, trainer = node.parts_of(config, [], servers=node.Servers(**servers))
+  services, trainer = node.parts_of(config, [], serves=True, **servers)
   parts = [*services, trainer]
   assert [part.env["CUDA_VISIBLE_DEVICES"] for part in parts] == gpus
   for part in services:
     size = len(part.env["CUDA_VISIBLE_DEVICES"].split(","))
-    assert f"TP={size}" in part.command
+    assert part.env["TP"] == str(size)
   seen = gpus[-1].split(",")
   # The trainer counts what it sees from 0.
   assert resolved(config, trainer).mesh.trainer == tuple(range(len(seen)))
@@ -154,7 +162,7 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
     sglang={"colocated": True},
     pipeline={"async_level": 0, "offload": "state"},
   )
-  services, trainer = node.parts_of(config, [], servers=node.Servers(count))
+  services, trainer = node.parts_of(config, [], serves=True, servers=count)
   services = services[1:] if services[0].name == "retriever" else services
   assert [part.env["CUDA_VISIBLE_DEVICES"] for part in services] == gpus
   assert {part.command[-1] for part in services} == {"--enable-memory-saver"}
@@ -162,12 +170,12 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
   assert trainer.shown().startswith(
     "CUDA_VISIBLE_DEVICES=0,1,2,3 XLA_PYTHON_CLIENT_ALLOCATOR=platform"
   )
-  node.validate(config, trainer, pathlib.Path("nowhere"))
+  systems.validate(node.as_trained(config, serves=True))
 
 
 def test_servers_of_a_run_with_adapters_load_them():
   config = config_lib.changed(paper(), lora={"rank": 8, "targets": ("q", "v")})
-  services, _ = node.parts_of(config, [], servers=node.Servers(1))
+  services, _ = node.parts_of(config, [], serves=True, servers=1)
   expected = sglang.adapter_flags(8, ("q", "v"))
   assert [*services[-1].command[-len(expected) :]] == expected
 
@@ -175,7 +183,7 @@ def test_servers_of_a_run_with_adapters_load_them():
 def test_hosts_of_servers_follow_the_folder_of_deltas():
   deltas = {"deltas": True, "weights": "/shared/weights"}
   config = config_lib.changed(paper(), sglang=deltas)
-  services, _ = node.parts_of(config, [], servers=node.Servers(1))
+  services, _ = node.parts_of(config, [], serves=True, servers=1)
   assert services[-1].env["DELTAS"] == "/shared/weights"
 
 
@@ -183,12 +191,12 @@ def test_servers_of_other_nodes_are_only_named():
   config = dataclasses.replace(
     paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))
   )
-  services, trainer = node.parts_of(config, [], servers=node.Servers(0))
+  services, trainer = node.parts_of(config, [], serves=True, servers=0)
   assert services == []
   assert resolved(config, trainer).sglang.urls == config.sglang.urls
   assert resolved(config, trainer).engine.kind == "sglang"
   # A trainer that samples itself keeps its command.
-  services, trainer = node.parts_of(config, ["train", "--x=1"], servers=None)
+  services, trainer = node.parts_of(config, ["train", "--x=1"], serves=False)
   assert services == []
   assert (trainer.command, trainer.env) == (("train", "--x=1"), {})
 
@@ -208,43 +216,39 @@ def test_servers_sample_where_they_have_gpus(config, assignments, expected):
   assert node.samples_by_servers(config, assignments) is expected
 
 
-def test_a_containers_command_is_a_template():
-  command = "docker run --gpus 'device={gpus}' image serve {model} {port} "
-  command += "{tp} {memory} {context}"
-  servers = node.Servers(memory=0.5, port=40000, command=command)
-  config = dataclasses.replace(paper(), policy="models/a b")
-  services, _ = node.parts_of(config, [], servers=servers)
-  assert services[1].command == (
-    *("docker", "run", "--gpus", "device=6,7", "image", "serve"),
-    *("models/a b", "40001", "2", "0.5", "8192"),
-  )
-
-
 @pytest.mark.parametrize(
   ("mesh", "servers", "sentence"),
   [
-    ({}, {"count": 3}, "found 3 for the 4 GPUs of mesh.rollout"),
+    ({}, {"servers": 3}, "found 3 for the 4 GPUs of mesh.rollout"),
     ({"rollout": ()}, {}, "mesh.rollout: found no GPUs for the servers"),
     ({"rollout": (3, 4)}, {}, "the trainer's, or sglang.colocated=true"),
-    ({}, {"command": "serve {ports}"}, "--server_command: found 'serve"),
-    ({}, {"command": "serve {"}, "no other names in braces than python"),
   ],
 )
 def test_impossible_parts_are_refused(mesh, servers, sentence):
   with pytest.raises(ValueError, match=sentence):
-    node.parts_of(paper(**mesh), [], servers=node.Servers(**servers))
+    node.parts_of(paper(**mesh), [], serves=True, **servers)
 
 
 # Answers only /health, and reports the devices that it was given.
 SERVER = """
 import http.server, os, sys
-print(sys.argv[2:], os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+flags = dict(zip(sys.argv, sys.argv[1:]))
+print(flags["--tp-size"], os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
   def do_GET(self):
     self.send_response(200 if self.path == "/health" else 404)
     self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+address = "127.0.0.1", int(flags["--port"])
+http.server.HTTPServer(address, Handler).serve_forever()
 """
+
+
+def _stands_in(folder, code):
+  """Returns a program that runs Python code in place of a server."""
+  file = folder / "python"
+  file.write_text(f"#!{sys.executable}\n{code}")
+  file.chmod(0o755)
+  return str(file)
 
 
 def command(*arguments):
@@ -334,22 +338,19 @@ def test_on_a_cpu_it_trains(tmp_path):
   assert (output / "policy" / "config.json").is_file()
 
 
-def test_a_trainer_that_refuses_stops_the_servers(tmp_path, ports):
-  script = tmp_path / "server.py"
-  script.write_text(SERVER)
+def test_a_trainer_that_refuses_stops_the_servers(tmp_path, ports, monkeypatch):
+  monkeypatch.setenv("PYTHON", _stands_in(tmp_path, SERVER))
   ended, said = command(
     make(tmp_path, rollout=(4, 5, 6, 7)),
     "--config.episode.max_context=9",
-    f"--server_command={sys.executable} {script} {{port}} {{gpus}} {{tp}}",
     f"--port={ports}",
-    f"--log_dir={tmp_path / 'logs'}",
     f"--output={tmp_path / 'run'}",
   )
   assert ended == 1
   for index, gpus in enumerate(["4,5", "6,7"]):
     assert f"[server-{index}] ready after " in said
-    log = (tmp_path / "logs" / f"server-{index}.log").read_text()
-    assert f"['{gpus}', '2'] {gpus}" in log
+    log = (tmp_path / "run" / "logs" / f"server-{index}.log").read_text()
+    assert f"2 {gpus}" in log
     with socket.socket() as gone:
       assert gone.connect_ex(("127.0.0.1", ports + index)) != 0
   assert "[trainer] failed with code 1" in said
@@ -360,12 +361,20 @@ def test_a_trainer_that_refuses_stops_the_servers(tmp_path, ports):
   not SGLANG,
   reason="no SGLang; set ANYSEARCH_SGLANG_COMMAND as the module says",
 )
-def test_real_servers_sample_and_the_trainer_trains(tmp_path, ports):
+def test_real_servers_sample_and_the_trainer_trains(
+  tmp_path, ports, monkeypatch
+):
+  code = f"""
+import os, shlex, sys
+flags = dict(zip(sys.argv, sys.argv[1:]))
+words = {SGLANG!r}.format(model=flags["--model-path"], port=flags["--port"])
+os.execvp("env", ["env", *shlex.split(words)])
+"""
+  monkeypatch.setenv("PYTHON", _stands_in(tmp_path, code))
   output = tmp_path / "run"
   ended, said = command(
     make(tmp_path, rollout=(1,)),
     f"--config.sglang.weights={tmp_path}",
-    f"--server_command={SGLANG}",
     f"--port={ports}",
     f"--output={output}",
     "--cache=",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -78,28 +78,31 @@ def test_fewer_questions_are_inside_more_and_mixed_alike():
   assert abs(hops[0] - hops[1]) < 0.3
 
 
-def test_progress_says_rate_and_time_left():
-  out, now = io.StringIO(), iter([0.0, 1.0, 2.0, 10.0])
-  line = progress.Line(100, unit="step", clock=lambda: next(now), out=out)
+def test_progress_says_rate_and_time_left(capsys, monkeypatch):
+  now = iter([0.0, 1.0, 2.0, 10.0])
+  clock = types.SimpleNamespace(monotonic=lambda: next(now))
+  monkeypatch.setattr(progress, "time", clock)
+  line = progress.Line(100, unit="step")
   line.tick(10)
   line.tick(11)  # Too soon to print again.
   line.tick(50, "loss 1.0")
-  first, second = out.getvalue().splitlines()
+  first, second = capsys.readouterr().out.splitlines()
   assert first == "step 10/100"
   # From step 10 (the first of this process, which compiles) in nine seconds.
   assert second == "step 50/100  4.4/s  0:11 left  loss 1.0"
 
 
-def test_progress_says_that_the_first_item_compiles():
-  out = io.StringIO()
-  line = progress.Line(7, unit="rollout", clock=time.monotonic, out=out)
+def test_progress_says_that_the_first_item_compiles(capsys):
+  line = progress.Line(7, unit="rollout")
+  printed = ""
   with line.telling(lambda: "", every=0.05):
-    waits.wait_for(out.getvalue)
+    while not printed:
+      printed = capsys.readouterr().out
     line.tick(1)
-    before = out.getvalue()
+    capsys.readouterr()
     time.sleep(0.1)
-  assert out.getvalue() == before
-  first, *_ = before.splitlines()
+  assert capsys.readouterr().out == ""
+  first, *_ = printed.splitlines()
   said = "the first one also compiles programs, 0:00 so far"
   assert first == f"rollout 0/7  {said}"
 

@@ -100,13 +100,6 @@ def test_identity_never_changes(allow, tmp_path):
   assert noted(tmp_path) == before
 
 
-def test_a_run_older_than_the_record_of_texts_resumes(tmp_path):
-  later = {name: SOURCES[name] for name in ("prompts", "evidence")}
-  start(tmp_path, sources={k: SOURCES[k] for k in SOURCES if k not in later})
-  assert start(tmp_path) == []
-  assert noted(tmp_path)[1].items() >= later.items()
-
-
 def test_another_retriever_is_a_change_of_learning(tmp_path):
   start(tmp_path)
   with pytest.raises(ValueError, match="retriever.url .* --allow_changes"):

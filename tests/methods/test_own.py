@@ -327,7 +327,7 @@ def test_wrong_function_is_refused_before_a_run_begins(text, sentence, write):
     ("a.py:x y", "found 'a.py:x y', expected module:NAME or path/to/file.py"),
     ("absent.py:reward", "found no file "),
     ("absent_module:reward", "No module named 'absent_module'"),
-    ("sys:exit", "'sys', a module without a file"),
+    ("sys:exit", "has no attribute '__file__'"),
     ("anysearch_jax.methods.anysearch:nothing", "found no 'nothing'"),
   ],
 )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import re
 import threading
@@ -251,15 +250,14 @@ def test_a_search_that_gives_up_leaves_its_turn_to_others():
   assert name == "c" and 0.45 < second - first < 0.95
 
 
-def test_a_run_says_that_its_searches_wait():
-  out = io.StringIO()
-  line = progress.Line(7, unit="rollout", clock=time.monotonic, out=out)
+def test_a_run_says_that_its_searches_wait(capsys):
+  line = progress.Line(7, unit="rollout")
   with Service().serving(rate=5, concurrency=2) as retriever:
     searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
     with line.telling(searcher.waits, every=0.1):
       assert played(searcher, 10, deadline=5.0) == []
       assert searcher.waits() == ""
-  first, *_ = out.getvalue().splitlines()
+  first, *_ = capsys.readouterr().out.splitlines()
   said = r"rollout 0/7  waits for search: [5-9] queries queued, \d+\.\d/s"
   assert re.fullmatch(said, first)
 

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
 import pytest
 import small_run
 import waits
-from absl import app
+from absl import app, flags
 
 from anysearch_jax.launch import distributed, stopping
 from anysearch_jax.policy import decoder, hf
@@ -276,16 +277,19 @@ def test_processes_of_different_runs_all_stop_with_an_error(root):
 @pytest.mark.parametrize(
   ("given", "sentence"),
   [
-    ((None, 2, 0, False), "found None, 2, 0; expected all three"),
-    (("a:1", None, None, True), "None and --distributed; expected all three"),
-    (("a:1", 2, 0, True), "0 and --distributed; expected all three"),
-    (("a", 2, 0, False), "--coordinator: found 'a', expected host:port"),
-    (("a:1", 2, 2, False), "--process: found 2, expected 0 to 1"),
+    ((None, 2, 0, False), "found None, 2, 0; expected host:port"),
+    (("a:1", None, None, True), "None and --distributed; expected host:port"),
+    (("a:1", 2, 0, True), "0 and --distributed; expected host:port"),
+    (("a", 2, 0, False), "found a, 2, 0; expected host:port"),
+    (("a:1", 2, 2, False), "found a:1, 2, 2; expected host:port"),
   ],
 )
-def test_flags_that_name_no_processes_are_refused(given, sentence):
+def test_flags_that_name_no_processes_are_refused(given, sentence, monkeypatch):
+  names = "coordinator", "processes", "process", "distributed"
+  values = types.SimpleNamespace(**dict(zip(names, given, strict=True)))
+  monkeypatch.setattr(flags, "FLAGS", values)
   with pytest.raises(app.UsageError, match=sentence):
-    distributed.named(*given)
+    distributed.is_named()
 
 
 def test_a_process_that_waits_in_vain_for_others_reports_it(root):
