@@ -138,20 +138,15 @@ class Prepared(_Source):
         "launch.prepare_data."
       )
     self.manifest = json_files.read(path)
-    version, listed = map(self.manifest.get, ("version", "files"))
-    if version != _VERSION or not isinstance(listed, dict):
+    version = self.manifest.get("version")
+    if version != _VERSION:
       raise formats.DataError(
         f"{path}: found version {version!r} of prepared data, expected "
         f"{_VERSION}; prepare it again."
       )
-    self.names = tuple(name.removesuffix(".parquet") for name in listed)
-    for name, entry in listed.items():
-      plain = pathlib.PurePath(name).name == name and name.endswith(".parquet")
-      if not plain or not isinstance(entry, dict) or "sha256" not in entry:
-        raise formats.DataError(
-          f"{path}: found {name!r} among the files, expected Parquet files of "
-          "this folder with their SHA-256; prepare it again."
-        )
+    self.names = tuple(
+      name.removesuffix(".parquet") for name in self.manifest["files"]
+    )
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:
@@ -180,11 +175,6 @@ class Prepared(_Source):
       raise formats.DataError(
         f"{path}: {error}; prepare the data again."
       ) from error
-    if table.schema.remove_metadata() != SCHEMA:
-      raise formats.DataError(
-        f"{path}: found columns {table.schema.names} of another version; "
-        "prepare the data again."
-      )
     return Rows(table)
 
   def evaluation_questions(
