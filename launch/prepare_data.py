@@ -175,10 +175,9 @@ def _find(
 
 def _table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
   """Formats the counts of rows, one line per dataset and split."""
-  lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped, mended"]
+  lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped"]
   for name, part in parts.items():
     noted = [f"{n} {why}" for why, n in sorted(part.dropped.items())]
-    noted += [f"mended {n}: {what}" for what, n in sorted(part.mended.items())]
     if part.unmatched:
       noted.append(
         f"kept {part.unmatched} that exact match accepts no answer to"

@@ -74,7 +74,6 @@ def write(
         "read": part.read,
         "kept": len(part.entries),
         "dropped": dict(sorted(part.dropped.items())),
-        "mended": dict(sorted(part.mended.items())),
         "unmatched": part.unmatched,
       }
       for name, part in parts.items()

@@ -89,7 +89,6 @@ class Part:
     entries: the questions.
     read: number of rows read.
     dropped: number of rows that are not among the entries, by reason.
-    mended: number of repaired rows, by kind of repair.
     unmatched: number of evaluation questions whose answers all normalise to "".
       They are kept, so that a dataset has its published size; their exact match
       is 0.
@@ -98,7 +97,6 @@ class Part:
   entries: list[Entry] = dataclasses.field(default_factory=list)
   read: int = 0
   dropped: Counter[str] = dataclasses.field(default_factory=Counter)
-  mended: Counter[str] = dataclasses.field(default_factory=Counter)
   unmatched: int = 0
 
   def keep(self, kept: Sequence[Entry], reason: str) -> None:
@@ -295,7 +293,6 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
 def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   """Adds a clean question to its part, or drops it if it has no answer."""
   part.read += 1
-  part.mended.update(found.mended)
   accepted = formats.accept(found.answers)
   if not accepted and split != "train":
     accepted = formats.distinct(found.answers)

@@ -127,14 +127,13 @@ def test_leak_is_found_despite_spelling(tmp_path, asked, held):
   assert part.dropped == {"in an evaluation split": 1}
 
 
-def test_control_characters_are_spaces_and_counted(tmp_path):
+def test_control_characters_are_spaces(tmp_path):
   rows = rows_of("who\x07wrote \x1bEmma", "fine")
   rows[1]["golden_answers"] = ["Jane\x7fAusten"]
   path = write_lines(tmp_path / "a.jsonl", rows)
   part = prepare((path, "nq", "dev"))["nq_dev"]
   assert [e.question for e in part.entries] == ["who wrote Emma?", "fine?"]
   assert part.entries[1].golden_answers == ("Jane Austen",)
-  assert part.mended == {"control characters": 2}
 
 
 def test_official_scorer_accepts_entity_aliases(tmp_path):
