@@ -318,14 +318,8 @@ class QuestionFile(OwnQuestions):
 
   def __init__(self, path: str):
     self._where, file = path, pathlib.Path(path)
-    rows = [(n, r) for n, r in files.rows(file) if isinstance(r, dict)]
-    other = [number for number, row in rows if not row.get("dataset")]
-    named = len(other) < len(rows)
-    if named and other:
-      raise formats.DataError(
-        f"{path}, row {other[0]}: found no dataset, which other rows name; "
-        "expected one in every row, or in none."
-      )
+    rows = (row for _, row in files.rows(file) if isinstance(row, dict))
+    named = any(row.get("dataset") for row in rows)
     stem = file.name.partition(".")[0].lower()
     name = "" if named else re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
     source = preparing.Input(file, name, "test")
