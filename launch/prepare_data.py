@@ -22,7 +22,6 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
@@ -56,15 +55,7 @@ def define_flags() -> None:
     "Datasets that are trained on together; default: nq,hotpotqa if there are "
     "training questions of any dataset. --mix= is none.",
   )
-  flags.DEFINE_integer("seed", 42, "Of the mix's order.", 0)
-  flags.DEFINE_list("limit", [], "The most questions, as nq_train=1000,...")
   flags.DEFINE_bool("skip_malformed", False, "Drop rows that are no question.")
-  flags.DEFINE_multi_string(
-    "held_out",
-    [],
-    "Folder of this command, whose evaluation splits training must not ask; or "
-    "a question file. The command's own evaluation splits are held out always.",
-  )
   flags.DEFINE_string(
     "passages", None, "Corpus that gold_doc_ids of training questions are of."
   )
@@ -98,21 +89,25 @@ def run(f: flags.FlagValues) -> str:
     inputs += _find(pathlib.Path(f.folder), f.sets)
   settings = preparing.Settings(
     mix=tuple(map(preparing.dataset_name, filter(None, f.mix or ()))),
-    seed=f.seed,
-    limits=dict(map(_parse_limit, f.limit)),
     skip_malformed=f.skip_malformed,
     evidence=f.evidence,
   )
   folder = pathlib.Path(f.output)
-  known, read = _read_beside(f)
-  parts, listed = preparing.prepare(inputs, settings, **known)
+  passages = pathlib.Path(f.passages) if f.passages else None
+  aliases = pathlib.Path(f.aliases) if f.aliases else None
+  parts, listed = preparing.prepare(
+    inputs,
+    settings,
+    aliases=preparing.read_aliases(aliases) if aliases else {},
+    corpus=passages,
+    canary=f.canary,
+  )
   if f.mix is None and any(name.endswith("_train") for name in parts):
     settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
-  manifest = {
-    "settings": dataclasses.asdict(settings),
-    "inputs": listed,
-    **read,
-  }
+  manifest = {"settings": dataclasses.asdict(settings), "inputs": listed}
+  for name, path in (("aliases", aliases), ("passages", passages)):
+    if path:
+      manifest[name] = {"path": str(path), **disk.fingerprint(path)}
   mixed = preparing.mix(parts, settings)
   prepared.write(folder, parts, mixed, manifest)
   return f"{_table(parts, mixed)}\nprepared: {folder}"
@@ -132,60 +127,6 @@ def _parse_input(text: str) -> preparing.Input:
     preparing.split_name(split),
     format_,
   )
-
-
-def _parse_limit(text: str) -> tuple[str, int]:
-  """Parses one item of --limit."""
-  name, _, count = text.partition("=")
-  if not count.isdecimal() or not int(count):
-    raise ValueError(f"--limit={text}: expected one as nq_train=1000.")
-  return name, int(count)
-
-
-def _read_beside(f: flags.FlagValues) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Reads the inputs of --held_out, --aliases and --passages.
-
-  Returns them as `preparing.prepare` takes them, and their manifest entries.
-  """
-  held_out: list[str] = []
-  read: dict[str, Any] = {}
-  for name in f.held_out:
-    questions, said = _held_out_of(pathlib.Path(name))
-    held_out += questions
-    read.setdefault("held_out", []).append(said)
-  aliases: dict[str, list[str]] = {}
-  if f.aliases:
-    aliases = preparing.read_aliases(pathlib.Path(f.aliases))
-  for name in ("aliases", "passages"):
-    if path := getattr(f, name):
-      path = pathlib.Path(path)
-      read[name] = {"path": str(path), **disk.fingerprint(path)}
-  corpus = pathlib.Path(f.passages) if f.passages else None
-  known = {"held_out": held_out, "aliases": aliases, "corpus": corpus}
-  return known | {"canary": f.canary}, read
-
-
-def _held_out_of(path: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
-  """Returns the questions of evaluation splits or of a file, and its entry."""
-  source = path
-  if path.is_dir():
-    opened = prepared.Prepared(path)
-    names = [n for n in opened.names if n.endswith(("_dev", "_test"))]
-    if not names:
-      raise ValueError(
-        f"--held_out={path}: found {', '.join(opened.names) or 'nothing'}, "
-        "expected a folder with evaluation splits (_dev, _test)."
-      )
-    columns = (opened.rows(name).column("question") for name in names)
-    questions = [text for texts in columns for text in texts]
-    source = path / prepared.MANIFEST
-  else:
-    questions = preparing.read_questions(path)
-  return questions, {
-    "path": str(path),
-    "questions": len(questions),
-    **disk.fingerprint(source),
-  }
 
 
 def _find(
@@ -234,10 +175,9 @@ def _find(
 
 def _table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
   """Formats the counts of rows, one line per dataset and split."""
-  lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped, mended"]
+  lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped"]
   for name, part in parts.items():
     noted = [f"{n} {why}" for why, n in sorted(part.dropped.items())]
-    noted += [f"mended {n}: {what}" for what, n in sorted(part.mended.items())]
     if part.unmatched:
       noted.append(
         f"kept {part.unmatched} that exact match accepts no answer to"

@@ -297,7 +297,7 @@ class MeshConfig:
   and weights are sharded over it as over `fsdp`."""
   context: int = placement(1, at_least(1))
   """Size of its `context` axis, over which the positions of rows are sharded
-  (ring attention, for rows too long for one device's memory)."""
+  (for rows too long for one device's memory)."""
   tensor: int = placement(1, at_least(1))
   """Size of its `tensor` axis."""
   sequence_parallel: bool = placement(False)

@@ -1,10 +1,9 @@
 """The formats of published question files: a parsed row in, a `Found` out.
 
 Cells hold a list as a list or as printed text, and the tools that wrote them
-damaged some values; each kind of repair has a name, so that `preparing` can
-count it. Otherwise reading corrects nothing: `clean`, `ask` and
-`accept` make lines of readable text for all formats alike, and `question_key`
-compares questions.
+damaged some values, which are repaired. Otherwise reading corrects nothing:
+`clean`, `ask` and `accept` make lines of readable text for all formats alike,
+and `question_key` compares questions.
 """
 
 from __future__ import annotations
@@ -77,7 +76,6 @@ class Found(NamedTuple):
       `evidence_doc_ids`, `supporting` (title, and text if the row has it),
       `sub_questions` (MuSiQue), `search_keys` (StepSearch); and
       `official_answers`, if the dataset's own script accepts other answers.
-    mended: names of the repairs in the answers.
     verbatim: whether the question is asked as it is, not as `ask` writes it.
   """
 
@@ -88,7 +86,6 @@ class Found(NamedTuple):
   split: str = ""
   hops: int | None = None
   metadata: Mapping[str, Any] = {}
-  mended: tuple[str, ...] = ()
   verbatim: bool = False
 
 
@@ -146,7 +143,7 @@ def _triviaqa(row: Row) -> Found:
   found = [a.get("Value"), *listed(a, "Aliases"), *normalized]
   asked = {"id": row.get("QuestionId"), "question": row["Question"]}
   out = _found(asked, [x for x in found if x is not None], row)
-  own = answers([*normalized, *listed(a, "HumanAnswers")]).texts
+  own = answers([*normalized, *listed(a, "HumanAnswers")])
   return out._replace(
     metadata={**out.metadata, official_scoring.ANSWERS: list(own)}
   )
@@ -247,16 +244,14 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
     hops = int(named[1]) if named else len(steps) or None
   if hops is not None and (type(hops) is not int or not 0 <= hops < 100):
     raise MalformedError("hops that are no small number")
-  texts, mended = answers(accepted)
   return Found(
     question,
-    texts,
+    answers(accepted),
     id_,
     str(known.get("dataset") or ""),
     split,
     hops,
     metadata | evidence,
-    mended,
   )
 
 
@@ -276,7 +271,7 @@ def _evidence(known: Row) -> dict[str, Any]:
       if step.get("question") is not None and step.get("answer") is not None
     ]
   if keys := listed(known, "search_keys"):
-    out["search_keys"] = [list(answers(key).texts) for key in keys]
+    out["search_keys"] = [list(answers(key)) for key in keys]
   return out
 
 
@@ -386,15 +381,12 @@ def clean(found: Found, aliases: Mapping[str, Sequence[str]]) -> Found:
   id_ = _readable(found.id, "an id")
   if not question_key(question):
     raise MalformedError("an empty question")
-  mended = found.mended
-  if (question, answers, id_) != (found.question, found.answers, found.id):
-    mended = (*mended, "control characters")
   metadata = found.metadata
   if names := aliases.get(metadata.get("answer_id", "")):
     accepted = dict.fromkeys((*answers, *names))
     metadata = {**metadata, official_scoring.ANSWERS: list(accepted)}
   return found._replace(
-    question=question, answers=answers, id=id_, metadata=metadata, mended=mended
+    question=question, answers=answers, id=id_, metadata=metadata
   )
 
 
@@ -443,14 +435,7 @@ def question_key(question: str) -> str:
   return "".join(_ACCENTS.sub("", text).split())
 
 
-class Answers(NamedTuple):
-  """Accepted answers, and the names of the repairs that reading them took."""
-
-  texts: tuple[str, ...]
-  mended: tuple[str, ...] = ()
-
-
-def answers(value: Any) -> Answers:
+def answers(value: Any) -> tuple[str, ...]:
   """Reads accepted answers from a list, a string or joined strings.
 
   Raises:
@@ -458,24 +443,20 @@ def answers(value: Any) -> Answers:
       list.
   """
   if value is None:
-    return Answers(())
+    return ()
   whole = not isinstance(value, list | tuple)
   texts: list[str] = []
-  mended: list[str] = []
   for item in [value] if whole else value:
-    if isinstance(item, float) and item.is_integer():
-      mended.append("a whole number written with a fraction")
     for part in text(item).split(ANSWER_SPLIT):
       # Inside a list, text in brackets but without quotes is an answer itself.
       found = _items(part) if whole or set(part) & {"'", '"'} else None
-      if found is None:
-        if whole and part.lstrip().startswith(_NOT_TEXT):
-          raise MalformedError("an answer that is the text of a list or object")
-        texts.append(part)
-      else:
-        mended.append("answers in the text of a list")
+      if found is not None:
         texts += map(text, found)
-  return Answers(tuple(texts), tuple(dict.fromkeys(mended)))
+      elif whole and part.lstrip().startswith(_NOT_TEXT):
+        raise MalformedError("an answer that is the text of a list or object")
+      else:
+        texts.append(part)
+  return tuple(texts)
 
 
 def mapping(row: Row, name: str) -> Row:

@@ -74,7 +74,6 @@ def write(
         "read": part.read,
         "kept": len(part.entries),
         "dropped": dict(sorted(part.dropped.items())),
-        "mended": dict(sorted(part.mended.items())),
         "unmatched": part.unmatched,
       }
       for name, part in parts.items()
@@ -138,20 +137,15 @@ class Prepared(_Source):
         "launch.prepare_data."
       )
     self.manifest = json_files.read(path)
-    version, listed = map(self.manifest.get, ("version", "files"))
-    if version != _VERSION or not isinstance(listed, dict):
+    version = self.manifest.get("version")
+    if version != _VERSION:
       raise formats.DataError(
         f"{path}: found version {version!r} of prepared data, expected "
         f"{_VERSION}; prepare it again."
       )
-    self.names = tuple(name.removesuffix(".parquet") for name in listed)
-    for name, entry in listed.items():
-      plain = pathlib.PurePath(name).name == name and name.endswith(".parquet")
-      if not plain or not isinstance(entry, dict) or "sha256" not in entry:
-        raise formats.DataError(
-          f"{path}: found {name!r} among the files, expected Parquet files of "
-          "this folder with their SHA-256; prepare it again."
-        )
+    self.names = tuple(
+      name.removesuffix(".parquet") for name in self.manifest["files"]
+    )
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:
@@ -180,11 +174,6 @@ class Prepared(_Source):
       raise formats.DataError(
         f"{path}: {error}; prepare the data again."
       ) from error
-    if table.schema.remove_metadata() != SCHEMA:
-      raise formats.DataError(
-        f"{path}: found columns {table.schema.names} of another version; "
-        "prepare the data again."
-      )
     return Rows(table)
 
   def evaluation_questions(
@@ -329,14 +318,8 @@ class QuestionFile(OwnQuestions):
 
   def __init__(self, path: str):
     self._where, file = path, pathlib.Path(path)
-    rows = [(n, r) for n, r in files.rows(file) if isinstance(r, dict)]
-    other = [number for number, row in rows if not row.get("dataset")]
-    named = len(other) < len(rows)
-    if named and other:
-      raise formats.DataError(
-        f"{path}, row {other[0]}: found no dataset, which other rows name; "
-        "expected one in every row, or in none."
-      )
+    rows = (row for _, row in files.rows(file) if isinstance(row, dict))
+    named = any(row.get("dataset") for row in rows)
     stem = file.name.partition(".")[0].lower()
     name = "" if named else re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
     source = preparing.Input(file, name, "test")

@@ -13,7 +13,7 @@ import json
 import pathlib
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,6 +35,7 @@ _DATASETS = {
   "2wiki": "2wikimultihopqa",
   "2wikimultihop": "2wikimultihopqa",
 }
+_SEED = 42  # Of the order of a mix.
 _SPLITS = {"val": "dev", "valid": "dev", "validation": "dev"}
 
 
@@ -57,9 +58,6 @@ class Settings:
 
   Attributes:
     mix: datasets whose training splits are mixed into `train.parquet`.
-    seed: seed of the mix's order.
-    limits: maximum number of questions of a `<dataset>_<split>`; a smaller
-      limit keeps a subset of what a larger one keeps.
     skip_malformed: drop and count rows that are not questions, instead of
       raising an error.
     evidence: drop training questions without `data/evidence`, which
@@ -67,8 +65,6 @@ class Settings:
   """
 
   mix: tuple[str, ...] = ()
-  seed: int = 42
-  limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
   skip_malformed: bool = False
   evidence: bool = False
 
@@ -93,7 +89,6 @@ class Part:
     entries: the questions.
     read: number of rows read.
     dropped: number of rows that are not among the entries, by reason.
-    mended: number of repaired rows, by kind of repair.
     unmatched: number of evaluation questions whose answers all normalise to "".
       They are kept, so that a dataset has its published size; their exact match
       is 0.
@@ -102,7 +97,6 @@ class Part:
   entries: list[Entry] = dataclasses.field(default_factory=list)
   read: int = 0
   dropped: Counter[str] = dataclasses.field(default_factory=Counter)
-  mended: Counter[str] = dataclasses.field(default_factory=Counter)
   unmatched: int = 0
 
   def keep(self, kept: Sequence[Entry], reason: str) -> None:
@@ -145,7 +139,6 @@ def prepare(
   inputs: Sequence[Input],
   settings: Settings,
   *,
-  held_out: Collection[str] = (),
   aliases: Mapping[str, Sequence[str]] = {},
   corpus: pathlib.Path | None = None,
   canary: str = "",
@@ -155,8 +148,6 @@ def prepare(
   Args:
     inputs: the files; questions keep this order.
     settings: which questions are kept.
-    held_out: questions that training must not ask, besides those of the
-      evaluation splits.
     aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
     corpus: file with the passages that training questions name by
       `gold_doc_ids`.
@@ -168,7 +159,7 @@ def prepare(
   Raises:
     formats.DataError: a row is not a question (the error has its file and
       number) or has no known dataset or split; two questions have the same id;
-      a limit names an unknown part; or a file cannot be read.
+      or a file cannot be read.
   """
   parts: Parts = collections.defaultdict(Part)
   listed = [_read(x, parts, settings, aliases, canary) for x in inputs]
@@ -182,15 +173,13 @@ def prepare(
     if name not in training
     for entry in part.entries
   }
-  held = set(map(formats.question_key, held_out)) - evaluated
   for part in training.values():
-    keys = {e.id: formats.question_key(e.question) for e in part.entries}
-    for questions, reason in (
-      (evaluated, "in an evaluation split"),
-      (held, "in a held-out set"),
-    ):
-      kept = [e for e in part.entries if keys[e.id] not in questions]
-      part.keep(kept, reason)
+    kept = [
+      entry
+      for entry in part.entries
+      if formats.question_key(entry.question) not in evaluated
+    ]
+    part.keep(kept, "in an evaluation split")
   if corpus:
     entries = [e for part in training.values() for e in part.entries]
     texts = iter(filled([e.metadata for e in entries], corpus))
@@ -203,19 +192,11 @@ def prepare(
       )
       kept = [e for e, found in zip(part.entries, known) if any(found)]
       part.keep(kept, "no evidence")
-  for name, limit in settings.limits.items():
-    if name not in parts:
-      raise formats.DataError(
-        f"A limit of {name}: expected one of {', '.join(sorted(parts))}."
-      )
-    part = parts[name]
-    chosen = set(sorted((e.id for e in part.entries), key=shuffled)[:limit])
-    part.keep([e for e in part.entries if e.id in chosen], "over the limit")
   return dict(sorted(parts.items())), listed
 
 
 def mix(parts: Parts, settings: Settings) -> list[Entry]:
-  """Returns the training questions of `settings.mix`, shuffled by its seed.
+  """Returns the training questions of `settings.mix`, shuffled.
 
   Raises:
     formats.DataError: a dataset of the mix has no training questions.
@@ -230,7 +211,7 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
         f"choose from {', '.join(there) or 'none'}, or leave the mix out."
       )
     entries += part.entries
-  seed = np.random.SeedSequence((settings.seed, len(entries)))
+  seed = np.random.SeedSequence((_SEED, len(entries)))
   rng = np.random.Generator(np.random.PCG64(seed))
   return [entries[i] for i in rng.permutation(len(entries))]
 
@@ -312,7 +293,6 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
 def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   """Adds a clean question to its part, or drops it if it has no answer."""
   part.read += 1
-  part.mended.update(found.mended)
   accepted = formats.accept(found.answers)
   if not accepted and split != "train":
     accepted = formats.distinct(found.answers)
@@ -376,23 +356,6 @@ def _each(
       raise formats.DataError(
         f"{path}, row {number}: {sentence.format(error=error)}"
       ) from error
-
-
-def read_questions(path: pathlib.Path) -> list[str]:
-  """Returns the questions of a file, of any dataset and split.
-
-  Raises:
-    formats.DataError: a row is not a question, or the file cannot be read.
-  """
-
-  def question(row: formats.Row) -> str:
-    format_ = formats.recognize(row)
-    if format_ is None:
-      raise formats.MalformedError(f"no known format ({', '.join(row)})")
-    return formats.read(row, format_).question
-
-  sentence = "{error}; expected a question. Correct it."
-  return list(_each(path, question, sentence))
 
 
 def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:

@@ -69,7 +69,6 @@ def render(policy: Exported) -> str:
     policy=policy,
     header=_header(policy),
     introduction=_introduction(policy.config),
-    facts=_facts(policy),
     settings=list(_settings(policy.config)),
     fence="`" * (4 if "```" in policy.prompt else 3),
     rows=[_evaluation(row) for row in policy.rows],
@@ -124,54 +123,6 @@ def _introduction(config: config_lib.ExperimentConfig) -> str:
     f"{whose}.",
     _WIDTH,
   )
-
-
-def _facts(policy: Exported) -> list[tuple[str, str]]:
-  """Returns the names and texts of what the policy was trained from."""
-  config, noted = policy.config, policy.provenance
-  c, lora = config.curriculum, config.lora
-  rollouts = c.total_steps // c.steps_per_rollout
-  trained = "every weight"
-  if lora.rank:
-    trained = (
-      f"LoRA, rank {lora.rank}, alpha {lora.alpha:g}, on "
-      f"{', '.join(lora.targets)}; merged here"
-    )
-  budgets = f"1 to {c.max_budget}"
-  if c.fixed_budget >= 0:
-    budgets = f"{c.fixed_budget} throughout"
-  facts = [
-    ("base model", policy.base_model or "unknown"),
-    ("trained", trained),
-    ("rollouts", f"{policy.rollout} of {rollouts}"),
-    (
-      "a rollout",
-      f"{config.questions} questions x {config.group} samples, "
-      f"{c.steps_per_rollout} optimizer steps",
-    ),
-    ("budgets", budgets),
-  ]
-  own = noted.get("own", {}).items()
-  facts += [(setting, _values(found)) for setting, found in own]
-  facts += [
-    ("seed", str(config.seed)),
-    ("questions", _values(noted.get("questions"))),
-    ("corpus and retriever", _values(noted.get("retriever"))),
-    ("packages", _values(noted.get("packages"))),
-  ]
-  for change in noted.get("changes", ()):
-    settings = ", ".join(
-      f"{path} {old} -> {new}"
-      for path, (old, new) in change["settings"].items()
-    )
-    facts.append((f"changed from rollout {change['rollout']} on", settings))
-  return [*facts, ("weights", policy.dtype)]
-
-
-def _values(found: Mapping[str, Any] | None) -> str:
-  if not found:
-    return "not recorded"
-  return ", ".join(f"{key} {value}" for key, value in found.items())
 
 
 def _settings(

@@ -13,7 +13,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, serving, sharding, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy.attention import gathered_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 from anysearch_jax.training import (
@@ -239,12 +238,14 @@ def sampling(
     ),
     store,
   )
-  where = gathered_attention.shardings(mesh)
   ints, floats = array(rows), array(rows, dtype=jnp.float32)
   decode = program(
     "decode",
     kv_store.decode,
-    tuple(_placed(layer, where) for layer in gathered),
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_rows),
+      gathered,
+    ),
     kv_store.Turns(
       *(array(rows, listed), ints),
       *(ints, ints, array(rows, 5, dtype=jnp.uint32)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -10,93 +11,42 @@ from typing import Any
 from anysearch_jax.policy import families, hf_config
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# The defaults of transformers for keys that a config.json lacks.
-_DEFAULTS = {
-  "rms_norm_eps": 1e-6,
-  "tie_word_embeddings": False,
-  "max_position_embeddings": 32768,
-  "attention_bias": False,
-  "mlp_bias": False,
-  "use_sliding_window": False,
-  "sliding_window": 4096,
-  "max_window_layers": 28,
-}
-_KINDS = {
-  "vocab_size": hf_config.SIZE,
-  "hidden_size": hf_config.SIZE,
-  "num_hidden_layers": hf_config.SIZE,
-  "num_attention_heads": hf_config.SIZE,
-  "intermediate_size": hf_config.SIZE,
-  "max_position_embeddings": hf_config.SIZE,
-  "rms_norm_eps": hf_config.NUMBER,
-  "tie_word_embeddings": hf_config.SWITCH,
-  "attention_bias": hf_config.SWITCH,
-  "mlp_bias": hf_config.SWITCH,
-  "use_sliding_window": hf_config.SWITCH,
-  "max_window_layers": hf_config.INTEGER,
-}
-_EXPERTS = {
-  "num_experts": hf_config.SIZE,
-  "num_experts_per_tok": hf_config.SIZE,
-  "moe_intermediate_size": hf_config.SIZE,
-  "norm_topk_prob": hf_config.SWITCH,
-}
-# These keys may also be null or missing.
-_NULLABLE = {
-  "architectures": hf_config.NAMES,
-  "num_key_value_heads": hf_config.SIZE,
-  "head_dim": hf_config.SIZE,
-  "layer_types": hf_config.NAMES,
-  "sliding_window": hf_config.SIZE,
-  "rope_scaling": hf_config.OBJECT,
-  "rope_parameters": hf_config.OBJECT,
-  "quantization_config": hf_config.OBJECT,
-  "no_rope_layers": hf_config.SWITCHES,
-}
-_LLAMA3_ROPE = {
-  "factor": hf_config.NUMBER,
-  "low_freq_factor": hf_config.NUMBER,
-  "high_freq_factor": hf_config.NUMBER,
-  "original_max_position_embeddings": hf_config.SIZE,
-}
-_YARN_ROPE = {
-  "factor": hf_config.NUMBER,
-  "original_max_position_embeddings": hf_config.SIZE,
-  "beta_fast": hf_config.NUMBER,
-  "beta_slow": hf_config.NUMBER,
-  "truncate": hf_config.SWITCH,
-}
-# These may also be null or missing.
-_YARN_ATTENTION = dict.fromkeys(
-  ("attention_factor", "mscale", "mscale_all_dim"), hf_config.NUMBER
-)
+_ORIGINAL = "original_max_position_embeddings"
+# Keys that must be positive integers where they are given.
+_SIZES = """
+  vocab_size hidden_size num_hidden_layers num_attention_heads
+  num_key_value_heads head_dim intermediate_size moe_intermediate_size
+  max_position_embeddings num_experts num_local_experts num_experts_per_tok
+  query_pre_attn_scalar sliding_window sliding_window_pattern
+  no_rope_layer_interval
+""".split()
+# Keys that transformers reads although its classes do not declare them.
+_UNDECLARED = """
+  head_dim layer_types num_experts num_local_experts
+  original_max_position_embeddings partial_rotary_factor rope_local_base_freq
+  rope_scaling rope_theta sliding_window sliding_window_pattern
+""".split()
+_MAGNITUDES = ("mscale", "mscale_all_dim")  # Of YaRN's attention factor.
 # Options for which the decoder supports only these values.
 _ONLY: Mapping[str, tuple] = {
   "hidden_act": ("silu", "swish"),
   # transformers treats null as false (`masking_utils.create_causal_mask`).
   "is_causal": (True,),
   "partial_rotary_factor": (1.0, 1, None),
+  "per_layer_config": (None,),
   # Of earlier modelling code; the effect of other values is unknown.
   "rope_interleaved": (False, None),
   "use_mrope": (False, None),
-  # Layers without experts among those with them.
-  "decoder_sparse_step": (1,),
-  "mlp_only_layers": ([], None),
 }
-_UNDERSTOOD = (
-  *(*_KINDS, *_NULLABLE, *_EXPERTS),
-  *("model_type", "no_rope_layer_interval", "num_local_experts"),
-  *("original_max_position_embeddings", "rope_theta", "rope_local_base_freq"),
-  "sliding_window_pattern",
-)
-# Harmless keys in published files of these families, beyond those of
-# `hf_config`.
-_HARMLESS = (
-  *("attention_dropout", "is_decoder", "is_llama_config"),
-  *("max_sequence_length", "pretraining_tp"),
-  *("output_router_logits", "router_aux_loss_coef"),
-  *("_sliding_window_pattern", "initial_context_length", "experts_per_token"),
-)
+# Keys in published files that families without them do not read, beyond those
+# of `hf_config`.
+_HARMLESS = """
+  _sliding_window_pattern attention_bias attention_dropout experts_per_token
+  initial_context_length is_decoder is_llama_config max_sequence_length
+  max_window_layers mlp_bias moe_intermediate_size norm_topk_prob
+  output_router_logits pretraining_tp
+  router_aux_loss_coef use_sliding_window
+""".split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +85,17 @@ class YarnRope:
   beta_fast: float
   beta_slow: float
   truncate: bool
+
+
+Rope = LinearRope | Llama3Rope | YarnRope
+_ROPES: dict[str, type[Rope]] = {
+  kind.kind: kind for kind in (LinearRope, Llama3Rope, YarnRope)
+}
+# Settings of RoPE that are no positive numbers.
+_ROPE_KINDS = {
+  _ORIGINAL: hf_config.SIZE,
+  "truncate": hf_config.SWITCH,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +151,7 @@ class Architecture:
   mlp_dim: int
   norm_eps: float = 1e-6
   rope_theta: float = 10_000.0
-  rope_scaling: LinearRope | Llama3Rope | YarnRope | None = None
+  rope_scaling: Rope | None = None
   qkv_bias: bool = False
   o_bias: bool = False
   mlp_bias: bool = False
@@ -233,99 +194,126 @@ class Architecture:
 def from_hf(hf: Mapping[str, Any]) -> Architecture:
   """Reads a Hugging Face `config.json`, with old or new names of its keys.
 
+  Args:
+    hf: the values of the file.
+
   Raises:
     ValueError: the decoder does not support the architecture or an option, or a
-      key is missing or has the wrong type; the message names it.
+      key has the wrong type; the message names it.
   """
-  hf_config.typed(
-    hf, {k: v for k, v in _NULLABLE.items() if hf.get(k) is not None}
-  )
+  given = [key for key in _SIZES if hf.get(key) is not None]
+  hf_config.typed(hf, dict.fromkeys(given, hf_config.SIZE))
   name = _family(hf)
   family = families.FAMILIES[name]
-  only = {**_ONLY, **family.only}
-  kind = (hf.get("quantization_config") or {}).get("quant_method")
-  if family.fields.get("clamped") and kind == "mxfp4":
-    hf = {**hf, "quantization_config": None}  # The tensors' types say it.
-  understood = (*_UNDERSTOOD, *family.defaults)
-  hf_config.check(hf, understood=understood, harmless=_HARMLESS, only=only)
-  hf = {k: v for k, v in hf.items() if k not in family.unread}
-  # transformers knows the same number by two names.
-  if family.experts and "num_local_experts" in hf:
-    hf = {"num_experts": hf["num_local_experts"], **hf}
-    if hf["num_experts"] != hf["num_local_experts"]:
-      raise ValueError(
-        f"config.json: num_experts {hf['num_experts']!r} contradicts "
-        f"num_local_experts {hf['num_local_experts']!r}; expected one number."
-      )
-  hf = {**_DEFAULTS, **family.defaults, **hf}
-  hf_config.typed(hf, _KINDS)
-  if family.experts:
-    read = {k: v for k, v in _EXPERTS.items() if k not in family.unread}
-    hf_config.typed(hf, read)
-    if hf["num_experts_per_tok"] > hf["num_experts"]:
-      raise ValueError(
-        f"config.json: num_experts_per_tok is {hf['num_experts_per_tok']}, "
-        f"expected at most num_experts, {hf['num_experts']}."
-      )
-  if family.head_dim and "head_dim" in hf:
-    hf_config.typed(hf, {"head_dim": hf_config.SIZE})
-  windowed = _windowed(hf, family.windows) if family.windows else {}
-  if family.windows and family.windows.theta:
-    rope: Any = {"rope_theta": hf.get("rope_theta", family.windows.theta)}
-    rope |= {**_rope_of(hf, _FULL), **(hf.get("rope_scaling") or {})}
-  else:
-    # transformers prefers the older key, `rope_scaling`.
-    rope = hf.get("rope_scaling") or hf.get("rope_parameters")
-    rope = family.defaults.get("rope_parameters", {}) if rope is None else rope
-  if not family.windows:
-    _check_windows(hf, cached=family.caches_windows)
-  heads = hf["num_attention_heads"]
-  kv_heads = hf.get("num_key_value_heads") or heads
+  config = _config(hf, name)
+  hf_config.typed(
+    {"rms_norm_eps": config.rms_norm_eps}, {"rms_norm_eps": hf_config.NUMBER}
+  )
+  layers, heads = config.num_hidden_layers, config.num_attention_heads
+  kv_heads = config.num_key_value_heads or heads
   if heads % kv_heads:
     raise ValueError(
       f"config.json: {heads} attention heads do not divide over {kv_heads} "
       "key-value heads."
     )
-  head_dim = hf.get("head_dim") or hf["hidden_size"] // heads
+  head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
   if head_dim < 2 or head_dim % 2:
     raise ValueError(
       f"config.json: heads of {head_dim} (head_dim, or hidden_size over "
       "num_attention_heads); expected an even size for the rotary positions."
     )
-  scaled = {"query_pre_attn_scalar": head_dim, **hf}
-  hf_config.typed(scaled, {"query_pre_attn_scalar": hf_config.SIZE})
-  theta, scaling = _rope(rope, hf)
+  fields = {**family.fields, **_windows(config, family)}
+  rope = config.rope_parameters
+  if family.layer_ropes:
+    hf_config.check(rope, understood=(_FULL, _SLIDING), only={})
+    hf_config.typed(rope, dict.fromkeys((_FULL, _SLIDING), hf_config.OBJECT))
+    if fields.get("windowed"):
+      fields["windowed_theta"], scaling = _rope(rope[_SLIDING])
+      if scaling is not None:
+        raise ValueError(
+          f"config.json: RoPE type {scaling.kind!r} of {_SLIDING} is not "
+          "supported; expected 'default'."
+        )
+    rope = rope[_FULL]
+  elif _ORIGINAL in hf:  # transformers prefers this key, unlike for theta.
+    rope = {**rope, _ORIGINAL: hf[_ORIGINAL]}
+  theta, scaling = _rope(rope)
+  if family.experts:
+    fields |= _experts(config)
+  query_scalar = getattr(config, "query_pre_attn_scalar", head_dim)
+  attention_bias = getattr(config, "attention_bias", False)
   return Architecture(
     family=name,
-    vocab_size=hf["vocab_size"],
-    d_model=hf["hidden_size"],
-    layers=hf["num_hidden_layers"],
+    vocab_size=config.vocab_size,
+    d_model=config.hidden_size,
+    layers=layers,
     heads=heads,
     kv_heads=kv_heads,
     head_dim=head_dim,
-    mlp_dim=(family.experts and hf.get("moe_intermediate_size"))
-    or hf["intermediate_size"],
-    norm_eps=hf["rms_norm_eps"],
+    norm_eps=config.rms_norm_eps,
     rope_theta=theta,
     rope_scaling=scaling,
-    qkv_bias=family.qkv_bias or hf["attention_bias"],
-    o_bias=hf["attention_bias"],
-    mlp_bias=hf["mlp_bias"],
-    query_scale=(head_dim / scaled["query_pre_attn_scalar"]) ** 0.5,
-    unrotated=_unrotated(hf) if family.unrotated else (),
-    experts=hf["num_experts"] if family.experts else 0,
-    active=hf["num_experts_per_tok"] if family.experts else 0,
-    renormalized=family.experts and hf.get("norm_topk_prob", True),
-    tied=hf["tie_word_embeddings"],
-    max_context=hf["max_position_embeddings"],
-    **{**family.fields, **windowed},
+    qkv_bias=family.qkv_bias or attention_bias,
+    o_bias=attention_bias,
+    mlp_bias=getattr(config, "mlp_bias", False),
+    query_scale=(head_dim / query_scalar) ** 0.5,
+    unrotated=_unrotated(config),
+    tied=config.tie_word_embeddings,
+    max_context=config.max_position_embeddings,
+    **{"mlp_dim": config.intermediate_size, **fields},
   )
+
+
+def _config(hf: Mapping[str, Any], name: str) -> Any:
+  """Returns a file as transformers reads it, with its defaults.
+
+  Args:
+    hf: the values of the file.
+    name: the family's.
+
+  Raises:
+    ValueError: a key may change what the model computes, or transformers
+      refuses a value.
+  """
+  # Importing it takes a second, which most commands need not wait for.
+  import transformers
+
+  family = families.FAMILIES[name]
+  if hf.get("quantization_config") and family.fields.get("clamped"):
+    hf_config.typed(hf, {"quantization_config": hf_config.OBJECT})
+    if hf["quantization_config"].get("quant_method") == "mxfp4":
+      hf = {**hf, "quantization_config": None}  # The tensors' types say it.
+  experts = hf.get("num_experts"), hf.get("num_local_experts")
+  if None not in experts and experts[0] != experts[1]:
+    raise ValueError(
+      f"config.json: num_experts {hf['num_experts']!r} contradicts "
+      f"num_local_experts {hf['num_local_experts']!r}; expected one number."
+    )
+  kind = transformers.CONFIG_MAPPING[name]
+  declared = {*_names(kind), *_UNDECLARED}
+  hf_config.check(
+    hf,
+    understood={*declared, "model_type"},
+    harmless=_HARMLESS,
+    only={**_ONLY, **family.only},
+  )
+  read = {key: value for key, value in hf.items() if key in declared}
+  try:
+    return kind(**copy.deepcopy(read))
+  # It computes with values before it checks them, and so raises many types.
+  except Exception as error:
+    raise ValueError(
+      f"config.json: transformers does not read it as {name}: "
+      f"{' '.join(str(error).split()).removesuffix('.')}."
+    ) from error
 
 
 def _family(hf: Mapping[str, Any]) -> str:
   """Returns the family by class name or, if that is missing, `model_type`."""
   kind = hf.get("model_type")
   classes = {x.class_name: name for name, x in families.FAMILIES.items()}
+  if hf.get("architectures") is not None:
+    hf_config.typed(hf, {"architectures": hf_config.NAMES})
   names = hf.get("architectures") or [
     name for name, family in classes.items() if family == kind
   ]
@@ -345,88 +333,69 @@ def _family(hf: Mapping[str, Any]) -> str:
   return family
 
 
-def _check_windows(hf: Mapping[str, Any], *, cached: bool) -> None:
-  """Refuses layers with sliding-window attention.
+def _windows(config: Any, family: families.Family) -> dict[str, Any]:
+  """Returns the fields of `Architecture` about windows.
 
   Published Qwen files have a window size but do not use it
   (`use_sliding_window`), so the size alone is accepted.
+
+  Args:
+    config: as transformers reads the file.
+    family: the model's.
+
+  Raises:
+    ValueError: a layer is of a type that the family does not have here.
   """
-  types, layers = _layer_types(hf), hf["num_hidden_layers"]
-  if types is not None:
-    slides = set(types) != {_FULL}
-  else:
-    slides = (
-      hf["use_sliding_window"]
-      and hf["sliding_window"] is not None
-      and hf["max_window_layers"] < layers
-    )
-  if slides or (cached and hf["sliding_window"] is not None):
-    raise ValueError("config.json: sliding-window attention is not supported.")
-
-
-def _layer_types(hf: Mapping[str, Any]) -> list[str] | None:
-  types, layers = hf.get("layer_types"), hf["num_hidden_layers"]
-  if types is not None and len(types) != layers:
+  layers, window = (
+    config.num_hidden_layers,
+    getattr(config, "sliding_window", None),
+  )
+  types = getattr(config, "layer_types", None)
+  if types is None:  # The window is that of all layers.
+    types = [_FULL if window is None else _SLIDING] * layers
+  if len(types) != layers:
     raise ValueError(
       f"config.json: layer_types names {len(types)} layers, expected "
       f"{layers} (num_hidden_layers)."
     )
-  return types
-
-
-def _windowed(hf: Mapping[str, Any], of: families.Windows) -> dict[str, Any]:
-  """Returns the fields of `Architecture` about windows."""
-  layers = range(hf["num_hidden_layers"])
-  hf = {
-    "sliding_window_pattern": of.every,
-    "rope_local_base_freq": of.windowed_theta,
-    **hf,
-  }
-  hf_config.typed(hf, {"sliding_window_pattern": hf_config.SIZE})
-  every = hf["sliding_window_pattern"]
-  types = _layer_types(hf) or [
-    _SLIDING if (i + 1) % every else _FULL for i in layers
-  ]
   if other := set(types) - {_FULL, _SLIDING}:
     raise ValueError(
       f"config.json: layer_types names {', '.join(map(repr, sorted(other)))}, "
       f"expected {_FULL!r} or {_SLIDING!r}."
     )
-  windowed = tuple(i for i in layers if types[i] == _SLIDING)
+  windowed = tuple(i for i, kind in enumerate(types) if kind == _SLIDING)
   if not windowed:
     return {}
-  hf_config.typed(hf, {"sliding_window": hf_config.SIZE})
-  found = {"window": hf["sliding_window"], "windowed": windowed}
-  if not of.windowed_theta:
-    return found
-  # transformers gives the top-level `rope_theta` to the other layers alone.
-  theta = hf["rope_local_base_freq"]
-  rope = {"rope_theta": theta, **_rope_of(hf, _SLIDING)}
-  theta, scaling = _rope(rope, hf)
-  if scaling is not None:
+  if not family.windows:
+    raise ValueError("config.json: sliding-window attention is not supported.")
+  hf_config.typed(
+    {"sliding_window": window}, {"sliding_window": hf_config.SIZE}
+  )
+  return {"window": window, "windowed": windowed}
+
+
+def _experts(config: Any) -> dict[str, Any]:
+  """Returns the fields of `Architecture` about experts."""
+  experts, active = config.num_experts, config.num_experts_per_tok
+  if active > experts:
     raise ValueError(
-      f"config.json: RoPE type {rope['rope_type']!r} of {_SLIDING} is not "
-      "supported; expected 'default'."
+      f"config.json: num_experts_per_tok is {active}, expected at most "
+      f"num_experts, {experts}."
     )
-  return found | {"windowed_theta": theta}
+  return {
+    "experts": experts,
+    "active": active,
+    "mlp_dim": getattr(
+      config, "moe_intermediate_size", config.intermediate_size
+    ),
+    "renormalized": getattr(config, "norm_topk_prob", True),
+  }
 
 
-def _rope_of(hf: Mapping[str, Any], kind: str) -> dict[str, Any]:
-  """Returns what `rope_parameters` has for a type of layer."""
-  rope = hf.get("rope_parameters") or {}
-  hf_config.check(rope, understood=(_FULL, _SLIDING), only={})
-  found = {kind: rope.get(kind) or {"rope_type": "default"}}
-  hf_config.typed(found, {kind: hf_config.OBJECT})
-  return dict(found[kind])
-
-
-def _unrotated(hf: Mapping[str, Any]) -> tuple[int, ...]:
-  """Returns the layers without rotary positions: listed, or one in so many."""
-  hf_config.typed(hf, {"no_rope_layer_interval": hf_config.SIZE})
-  layers, interval = hf["num_hidden_layers"], hf["no_rope_layer_interval"]
-  rotated = hf.get("no_rope_layers")
-  if rotated is None:
-    rotated = [(i + 1) % interval for i in range(layers)]
+def _unrotated(config: Any) -> tuple[int, ...]:
+  """Returns the layers without rotary positions."""
+  layers = config.num_hidden_layers
+  rotated = getattr(config, "no_rope_layers", [1] * layers)
   if len(rotated) < layers:
     raise ValueError(
       f"config.json: no_rope_layers names {len(rotated)} layers, expected "
@@ -435,78 +404,73 @@ def _unrotated(hf: Mapping[str, Any]) -> tuple[int, ...]:
   return tuple(i for i in range(layers) if not rotated[i])
 
 
-def _rope(
-  rope: Mapping[str, Any], hf: Mapping[str, Any]
-) -> tuple[float, LinearRope | Llama3Rope | YarnRope | None]:
-  """Returns theta and scaling, from `rope` or from top-level keys of `hf`."""
-  rope = {"rope_theta": hf.get("rope_theta", 10_000.0), **rope}
-  kind = rope.get("rope_type") or rope.get("type") or "default"
-  if any(
-    isinstance(value, Mapping) or key.endswith("_attention")
-    for key, value in rope.items()
-  ):
-    kind = "one for each layer type"
-  if kind not in ("default", "linear", "llama3", "yarn"):
+def _names(kind: type) -> list[str]:
+  """Returns the names of a dataclass's fields."""
+  return [field.name for field in dataclasses.fields(kind)]
+
+
+def _rope(rope: Mapping[str, Any]) -> tuple[float, Rope | None]:
+  """Returns theta and scaling of `rope_parameters`."""
+  kind = rope.get("rope_type", "default")
+  if kind not in ("default", *_ROPES):
     raise ValueError(
       f"config.json: RoPE type {kind!r} is not supported; expected 'default', "
       "'linear', 'llama3' or 'yarn'."
     )
-  keys = (*_LLAMA3_ROPE, *_YARN_ROPE, *_YARN_ATTENTION)
+  names = {kind: _names(scaling) for kind, scaling in _ROPES.items()}
   hf_config.check(
     rope,
-    understood=("rope_type", "type", "rope_theta", *keys),
+    understood={"rope_type", "type", "rope_theta", *_MAGNITUDES}.union(
+      *names.values()
+    ),
     only={"partial_rotary_factor": _ONLY["partial_rotary_factor"]},
   )
   hf_config.typed(rope, {"rope_theta": hf_config.NUMBER})
   theta = float(rope["rope_theta"])
   if kind == "default":
     return theta, None
-  if kind == "linear":
-    hf_config.typed(rope, {"factor": hf_config.NUMBER})
-    return theta, LinearRope(float(rope["factor"]))
-  # transformers prefers the top-level key here, unlike for theta, and uses the
-  # whole context if both keys are missing.
-  key = "original_max_position_embeddings"
-  rope = {key: hf["max_position_embeddings"], **rope}
-  rope = {**rope, key: hf.get(key, rope[key])}
   if kind == "yarn":
-    return theta, _yarn(rope, theta)
-  hf_config.typed(rope, _LLAMA3_ROPE)
-  low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-  if low >= high:
-    raise ValueError(
-      f"config.json: low_freq_factor is {low}, expected below "
-      f"high_freq_factor, {high}: between the two, frequencies are blended."
-    )
-  return theta, Llama3Rope(
-    float(rope["factor"]), float(low), float(high), rope[key]
-  )
+    rope = _yarn(rope)
+  kinds = {key: _ROPE_KINDS.get(key, hf_config.NUMBER) for key in names[kind]}
+  hf_config.typed(rope, kinds)
+  scaling = _ROPES[kind](**{key: rope[key] for key in kinds})
+  if isinstance(scaling, Llama3Rope):
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low >= high:
+      raise ValueError(
+        f"config.json: low_freq_factor is {low}, expected below "
+        f"high_freq_factor, {high}: between the two, frequencies are blended."
+      )
+  if isinstance(scaling, YarnRope):
+    fast, slow = scaling.beta_fast, scaling.beta_slow
+    if scaling.factor < 1 or fast < slow or theta <= 1:
+      raise ValueError(
+        f"config.json: YaRN of factor {scaling.factor}, beta_fast {fast}, "
+        f"beta_slow {slow} and rope_theta {theta}; expected a factor of at "
+        "least 1, a beta_fast of at least beta_slow and a rope_theta above 1."
+      )
+  return theta, scaling
 
 
-def _yarn(rope: Mapping[str, Any], theta: float) -> YarnRope:
-  """Reads YaRN's settings, with the defaults of transformers."""
-  rope = {k: v for k, v in rope.items() if v is not None or k == "truncate"}
-  rope = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, **rope}
-  given = {k: kind for k, kind in _YARN_ATTENTION.items() if k in rope}
-  hf_config.typed(rope, _YARN_ROPE | given)
-  factor, fast, slow = rope["factor"], rope["beta_fast"], rope["beta_slow"]
-  if factor < 1 or fast < slow or theta <= 1:
-    raise ValueError(
-      f"config.json: YaRN of factor {factor}, beta_fast {fast}, beta_slow "
-      f"{slow} and rope_theta {theta}; expected a factor of at least 1, a "
-      "beta_fast of at least beta_slow and a rope_theta above 1."
-    )
+def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns YaRN's settings with the defaults of transformers."""
+  given = {k: v for k, v in rope.items() if v is not None or k == "truncate"}
+  numbers = ("factor", *(key for key in _MAGNITUDES if key in given))
+  hf_config.typed(given, dict.fromkeys(numbers, hf_config.NUMBER))
 
   def magnitude(scale: float = 1.0) -> float:
-    return 0.1 * scale * math.log(factor) + 1
+    return 0.1 * scale * math.log(given["factor"]) + 1
 
   attention = magnitude()
-  if {"mscale", "mscale_all_dim"} <= rope.keys():
-    attention = magnitude(rope["mscale"]) / magnitude(rope["mscale_all_dim"])
-  return YarnRope(
-    attention_factor=float(rope.get("attention_factor", attention)),
-    **{key: rope[key] for key in _YARN_ROPE},
-  )
+  if given.keys() >= {*_MAGNITUDES}:
+    attention = magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
+  return {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": True,
+    "attention_factor": attention,
+    **given,
+  }
 
 
 def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
@@ -519,14 +483,15 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
   if a.gelu:
     extra |= {"hidden_activation": "gelu_pytorch_tanh"}
     extra |= {"query_pre_attn_scalar": round(a.head_dim / a.query_scale**2)}
-  if windows := families.FAMILIES[a.family].windows:
+  family = families.FAMILIES[a.family]
+  if family.layer_ropes:
     windowed = {"rope_type": "default", "rope_theta": a.windowed_theta}
-    if windows.theta:
-      rope = {_FULL: rope} | ({_SLIDING: windowed} if a.windowed else {})
+    rope = {_FULL: rope} | ({_SLIDING: windowed} if a.windowed else {})
+  if family.windows:
     types = [_SLIDING if i in a.windowed else _FULL for i in range(a.layers)]
     # transformers needs a number, also where no layer has a window.
     extra |= {"layer_types": types, "sliding_window": a.window or a.max_context}
-  if families.FAMILIES[a.family].unrotated:
+  if a.family == "smollm3":
     rotated = [int(i not in a.unrotated) for i in range(a.layers)]
     extra |= {"no_rope_layers": rotated}
   if a.experts:
@@ -537,7 +502,7 @@ def to_hf(architecture: Architecture, **extra: Any) -> dict[str, Any]:
       "norm_topk_prob": a.renormalized,
     }
   return {
-    "architectures": [families.FAMILIES[a.family].class_name],
+    "architectures": [family.class_name],
     "model_type": a.family,
     "vocab_size": a.vocab_size,
     "hidden_size": a.d_model,

@@ -60,7 +60,6 @@ class Kind(NamedTuple):
   holds: Callable[[Any], bool]
 
 
-INTEGER = Kind("an integer", lambda x: type(x) is int)
 SIZE = Kind("a positive integer", lambda x: type(x) is int and x > 0)
 NUMBER = Kind(
   "a positive number", lambda x: type(x) in (int, float) and 0 < x < math.inf
@@ -69,10 +68,6 @@ SWITCH = Kind("true or false", lambda x: type(x) is bool)
 NAMES = Kind(
   "a list of names",
   lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
-)
-SWITCHES = Kind(
-  "a list of 0 and 1",
-  lambda x: isinstance(x, list) and all(flag in (0, 1) for flag in x),
 )
 OBJECT = Kind("an object", lambda x: isinstance(x, Mapping))
 

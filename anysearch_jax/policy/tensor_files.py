@@ -37,7 +37,6 @@ SHARD_BYTES = 5 * 10**9
 SAVED = ("float32", "float16", "bfloat16")
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _MXFP4, _BLOCK = "MXFP4", 32  # Blocks of e2m1 numbers with an exponent.
-_COMPARED_ROWS = 4096
 _HASHED_AT_ONCE = 4
 
 
@@ -382,11 +381,10 @@ def _check(
 
 
 def _check_copy(copy: Tensor, first: Tensor) -> None:
-  same = copy.shape == first.shape
-  for start in range(0, first.shape[0] if same else 0, _COMPARED_ROWS):
-    stop = min(start + _COMPARED_ROWS, first.shape[0])
-    block = (slice(start, stop), *(slice(0, n) for n in first.shape[1:]))
-    same = same and np.array_equal(_read(copy, block), _read(first, block))
+  def whole(tensor: Tensor) -> np.ndarray:
+    return _read(tensor, tuple(slice(0, size) for size in tensor.shape))
+
+  same = copy.shape == first.shape and np.array_equal(whole(copy), whole(first))
   if not same:
     raise ValueError(
       f"{copy.path.parent}: tensor {copy.name!r} differs from {first.name!r}, "
@@ -416,15 +414,9 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   for path in files:
     if path.is_file():
       continue
-    others = sorted(p.name for p in folder.glob("*.bin"))
-    hint = (
-      f" Found {others[0]}: load it once with transformers and write it "
-      "again with save_pretrained."
-      if others
-      else ""
-    )
     raise ValueError(
       f"{path}: no such file; expected {SINGLE_NAME} or shards with "
-      f"{INDEX_NAME}.{hint}"
+      f"{INDEX_NAME}. Load files of another kind (*.bin) with transformers and "
+      "write them again with save_pretrained."
     )
   return files

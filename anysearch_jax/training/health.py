@@ -319,7 +319,7 @@ def _score(
   """
   count, attention = len(ids) - 1, "xla"
   if layout is not None and layout.context:
-    attention = self_attention.RING
+    attention = self_attention.GATHERED
     ids = jnp.pad(ids, (0, -count % layout.mesh.shape["context"]))
   tokens, targets = (jnp.tile(x, (rows, 1)) for x in (ids[:-1], ids[1:]))
   segments = jnp.where(jnp.arange(tokens.shape[1]) < count, 1, 0)

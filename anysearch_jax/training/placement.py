@@ -199,18 +199,13 @@ def compute(
     for length in batch.row_lengths
   }
   if mesh.shape["context"] > 1:
-    if a.only_xla:
-      raise ValueError(
-        f"mesh.context: found {config.mesh.context} with a policy that has "
-        f"{a.only_xla}, expected 1: ring attention has none."
-      )
     if batch.attention not in ("auto", "xla"):
       raise ValueError(
         f"batch.attention: found {batch.attention} with mesh.context="
-        f"{config.mesh.context}, expected auto: only ring attention shards "
+        f"{config.mesh.context}, expected auto: only XLA's attention shards "
         "positions."
       )
-    attention = {self_attention.RING}
+    attention = {self_attention.GATHERED}
   layout = sharding.Layout(mesh, config.mesh.sequence_parallel)
   return decoder.Compute(
     dtype=jnp.dtype(dtype),

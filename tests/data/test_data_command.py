@@ -70,13 +70,13 @@ def test_folder_input_gives_the_papers_setup(run, tmp_path, layout):
     dataset, split = name.split("_")
     _write(folder / layout.format(dataset, split), f"{name} 1", f"{name} 2")
   (folder / "README.md").write_text("words")
-  run(f"--folder={folder}", f"--output={tmp_path / 'qa'}", "--limit=nq_test=1")
+  run(f"--folder={folder}", f"--output={tmp_path / 'qa'}")
   opened = prepared.Prepared(tmp_path / "qa")
   assert set(opened.names) == {*prepare_data.PAPER, "train"}
   assert opened.manifest["mixed"] == {"hotpotqa": 2, "nq": 2}
   asked = [q.metadata["dataset"] for q in opened.evaluation_questions()]
   assert list(dict.fromkeys(asked)) == list(official_scoring.DATASETS)
-  assert len(asked) == 13
+  assert len(asked) == 14
   run(f"--folder={folder}", f"--output={tmp_path / 'all'}", "--sets=all")
   assert {"squad_dev", "nq_dev"} < set(
     prepared.Prepared(tmp_path / "all").names
@@ -91,7 +91,6 @@ def test_folder_input_gives_the_papers_setup(run, tmp_path, layout):
     ((), "name --folder or --input"),
     (("--input=nq:later=a.jsonl",), "found split 'later'"),
     (("--input=nq:dev:csv=a.jsonl",), "format: found 'csv'"),
-    (("--folder={}", "--limit=nq_train"), "expected one as nq_train=1000"),
     (("--folder={}/empty",), "found no <dataset>/<split>.jsonl"),
     (("--folder={}", "--sets=nq_train,nq_dev"), "found no file of nq_dev"),
     (("--folder={}",), "The mix asks for hotpotqa"),
@@ -106,47 +105,30 @@ def test_invalid_flags_are_rejected(run, tmp_path, arguments, message):
   assert not (tmp_path / "qa").exists()
 
 
-def test_training_excludes_questions_held_out_by_another_folder(run, tmp_path):
+def test_training_excludes_evaluation_questions_of_a_prepared_folder(
+  run, tmp_path
+):
   _write(tmp_path / "b" / "nq_test.jsonl", "who wrote \u201cEmma\u201d", "b")
   run(f"--folder={tmp_path / 'b'}", f"--output={tmp_path / 'eval'}")
-  mine = _write(tmp_path / "mine.jsonl", "Beyonc\u00e9?")
-  asked = ("Who wrote Emma?", "beyonce", "c")
-  train = _write(tmp_path / "a" / "nq_train.jsonl", *asked)
-  arguments = (f"--folder={train.parent}", "--mix=nq")
-  said = run(
-    *arguments,
-    f"--held_out={tmp_path / 'eval'}",
-    f"--held_out={mine}",
+  train = _write(tmp_path / "nq_train.jsonl", "Who wrote Emma?", "c")
+  run(
+    f"--input=nq:train={train}",
+    f"--input=nq:test={tmp_path / 'eval' / 'nq_test.parquet'}",
+    "--mix=nq",
     f"--output={tmp_path / 'train'}",
   )
-  assert "2 in a held-out set" in said
   opened = prepared.Prepared(tmp_path / "train")
   assert opened.rows("train").column("question") == ["c?"]
-  named = opened.manifest["held_out"]
-  assert [(each["path"], each["questions"]) for each in named] == [
-    (str(tmp_path / "eval"), 2),
-    (str(mine), 1),
-  ]
-  assert all(len(each["sha256"]) == 64 for each in named)
-  arguments += (f"--output={tmp_path / 'other'}",)
-  with pytest.raises(ValueError, match="expected a folder with evaluation"):
-    run(*arguments, f"--held_out={tmp_path / 'train'}")
-  with pytest.raises(ValueError, match="found no file"):
-    run(*arguments, f"--held_out={tmp_path / 'missing'}")
-  mine.write_text('{"text": "b"}\n')
-  with pytest.raises(ValueError, match="mine.jsonl, row 1: no known format"):
-    run(*arguments, f"--held_out={mine}")
-  assert not (tmp_path / "other").exists()
+  assert opened.names == ("nq_test", "nq_train", "train")
 
 
-def test_summary_counts_repairs(run, tmp_path):
+def test_summary_counts_answers_that_match_nothing(run, tmp_path):
   path = _write(tmp_path / "popqa_test.jsonl", "b", "c")
   rows = list(map(json.loads, path.read_text().splitlines()))
   rows[0]["golden_answers"] = "['x', 'y']"
   rows[1]["golden_answers"] = ["*"]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   said = run(f"--folder={tmp_path}", f"--output={tmp_path / 'qa'}")
-  assert "mended 1: answers in the text of a list" in said
   assert "kept 1 that exact match accepts no answer to" in said
   asked = prepared.Prepared(tmp_path / "qa").rows("popqa_test")
   assert [q.golden_answers for q in asked] == [("x", "y"), ("*",)]

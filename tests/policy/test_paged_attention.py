@@ -215,34 +215,6 @@ def test_a_full_row_writes_no_other_page():
     np.testing.assert_array_equal(found[:, full], known[:, full])
 
 
-@pytest.mark.parametrize("sinks", [None, SINKS])
-@FLOAT8
-def test_a_mesh_cuts_gathered_rows_pages_and_heads(float8, sinks):
-  q, k, v, pages, table, *_ = case(1, STARTS, float8)
-
-  def call(mesh, pages, table):
-    gathered = gathered_attention.Gathered(8, mesh=mesh, rounds=float8)
-
-    @jax.jit
-    def run(pages, table):
-      cache = gathered.gather(memory(gathered, pages), pages, table, STARTS)
-      real = np.ones((B, 1), bool)
-      out, cache = gathered(
-        *(q, k, v), cache, STARTS[:, None], real, sinks=sinks
-      )
-      return out, gathered.write_back(pages, cache, table, jnp.ones(B, int))
-
-    return run(pages, table)
-
-  apart, own, before = halved(pages, table)
-  out, after = call(sharding.mesh(data=2, tensor=2), apart, own)
-  wanted, known = call(None, pages, table)
-  np.testing.assert_allclose(out, wanted, atol=1e-6)
-  real = before > 0
-  for found, there in zip(*map(jax.tree.leaves, (after, known)), strict=True):
-    np.testing.assert_array_equal(found[:, real], there[:, before[real]])
-
-
 @pytest.mark.parametrize(
   ("platform", "head_dim", "dtype", "page", "kv_dtype", "best"),
   [

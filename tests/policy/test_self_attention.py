@@ -18,7 +18,7 @@ import random_models
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
 from anysearch_jax.policy.attention import masks as attention
-from anysearch_jax.policy.attention import ring_attention, self_attention
+from anysearch_jax.policy.attention import self_attention
 
 
 def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
@@ -185,7 +185,7 @@ def test_rows_and_heads_may_be_cut_over_a_mesh():
 
 
 @pytest.mark.parametrize(("context", "chunk"), [(8, 5), (4, 4), (2, 64)])
-def test_a_ring_gives_the_written_out_sum(context, chunk):
+def test_sharded_positions_give_the_written_out_sum(context, chunk):
   """Rows of one segment, of several, with padding, and an empty one."""
   inputs = packed_rows.inputs(*packed_rows.ROWS, length=40)
   mesh = sharding.mesh(context=context, tensor=2 if context < 8 else 1)
@@ -199,13 +199,43 @@ def test_a_ring_gives_the_written_out_sum(context, chunk):
   )
   def cut(*local):
     return packed_rows.attend(
-      *local, chunk=chunk, implementation=self_attention.RING
+      *local, chunk=chunk, implementation=self_attention.GATHERED
     )
 
   packed_rows.assert_equal(jax.jit(cut)(*inputs), packed_rows.expected(*inputs))
 
 
-def test_a_ring_holds_the_scores_and_masks_of_one_chunk():
+@pytest.mark.parametrize("case", ["olmo3", "gpt-oss"])
+def test_sharded_positions_keep_windows_and_sinks(case):
+  a = random_models.architecture(case)
+  params = random_models.params(a)
+  tokens, positions, ids = random_models.one_segment(
+    random_models.random_tokens((2, 24))
+  )
+
+  def gradient(**compute):
+    def loss(params):
+      how = decoder.Compute(attention_chunk=8, **compute)
+      hidden = decoder.forward(params, a, tokens, positions, ids, compute=how)
+      return jnp.sum(
+        hidden * jnp.cos(jnp.arange(hidden.size)).reshape(hidden.shape)
+      )
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+  expected = gradient()
+  layout = sharding.Layout(sharding.mesh(context=4))
+  found = gradient(layout=layout, attention=self_attention.GATHERED)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(
+      x, y, atol=1e-4 * np.abs(y).max() + 1e-6
+    ),
+    found,
+    expected,
+  )
+
+
+def test_sharded_positions_hold_the_scores_and_masks_of_one_chunk():
   """Also where a layer is recomputed, and masks depend on no parameter."""
   (q, k, v, ids, g), chunk = packed_rows.inputs((256,), length=256), 8
   heads = jax.P(None, "context")
@@ -213,7 +243,7 @@ def test_a_ring_holds_the_scores_and_masks_of_one_chunk():
   def gradients(q, k, v, g, ids):
     attend = functools.partial(
       self_attention.self_attention,
-      implementation=self_attention.RING,
+      implementation=self_attention.GATHERED,
       chunk=chunk,
     )
     cut = sharding.Layout(sharding.mesh(context=4)).local(
@@ -235,37 +265,6 @@ def test_a_ring_holds_the_scores_and_masks_of_one_chunk():
   )
   # Four heads of a chunk, by a device's keys; or queries kept for two layers.
   assert largest <= max(4 * chunk * 256 // 4, 2 * q.size)
-
-
-def test_a_ring_skips_keys_of_other_segments():
-  """A device multiplies only for its own keys and those of its segments."""
-  sizes = {"own": (5,) * 8, "one row": (40,), "two": (20, 20)}
-  mesh = sharding.mesh(context=8)
-  steps = {}
-  for name, rows in sizes.items():
-    _, _, _, ids, _ = packed_rows.inputs(rows, length=40)
-
-    def count(ids):
-      def step(carry, moving, source):
-        del source
-        return carry + 1, moving
-
-      found, _ = ring_attention._around("context", step, jnp.zeros(1), (ids,))
-      return found
-
-    counted = jax.shard_map(
-      count,
-      mesh=mesh,
-      in_specs=jax.P(None, "context"),
-      out_specs=jax.P("context"),
-      check_vma=False,
-    )
-    steps[name] = counted(jnp.asarray(ids)).astype(int).tolist()
-  assert steps == {
-    "own": [1] * 8,
-    "one row": [1, 2, 3, 4, 5, 6, 7, 8],
-    "two": [1, 2, 3, 4] * 2,
-  }
 
 
 _GOOD = dict(

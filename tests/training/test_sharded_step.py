@@ -14,6 +14,7 @@ import random_models
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, experts, lora, sharding
+from anysearch_jax.policy.attention import self_attention
 from anysearch_jax.training import batching, train_step
 
 FAMILIES = ("qwen2", "qwen3-tied", "llama", "smollm3", "olmo3", "gemma3-tied")
@@ -87,7 +88,7 @@ def run(
 ):
   """Returns states and metrics by batch, the last state and the jitted step."""
   if layout is not None and layout.context:
-    compute["attention"] = "ring"
+    compute["attention"] = self_attention.GATHERED
   if a.experts:
     objective = dataclasses.replace(objective, router_balance=0.3)
   compute = decoder.Compute(

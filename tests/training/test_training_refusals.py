@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-import random_models
 import scripted_runs as runs
 import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.methods import systems
-from anysearch_jax.policy import sharding
-from anysearch_jax.training import placement
 
 PPO = {"objective.advantage": "gae"}
 # `curriculum` as the paper's: 100 steps of five levels, then 400.
@@ -153,14 +150,3 @@ def test_several_processes_sample_ahead_by_servers_only():
   systems.validate(
     config_lib.changed(ahead, engine=served[0], sglang=served[1]), processes=2
   )
-
-
-@pytest.mark.parametrize(
-  ("case", "has"),
-  [("olmo3", "sliding windows"), ("gpt-oss", "attention sinks")],
-)
-def test_positions_are_not_sharded_where_ring_attention_lacks_a_part(case, has):
-  a, config = random_models.architecture(case), changed({"mesh.context": 2})
-  sentence = f"mesh.context: found 2 with a policy that has {has}"
-  with pytest.raises(ValueError, match=sentence):
-    placement.compute(a, config, sharding.mesh(context=2))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -50,14 +49,12 @@ class Gathered:
   """How rows are gathered and attended to.
 
   block: number of tokens of a block, rounded down to whole pages.
-  mesh: as in `paged_attention.Paged`.
   dtype: of the gathered keys and values.
   rounds: whether pages are float8. New tokens then are rounded at once, so that
     they are the same numbers as when a later call gathers them.
   """
 
   block: int = 64
-  mesh: jax.sharding.Mesh | None = None
   dtype: Any = jnp.float32
   rounds: bool = False
 
@@ -67,8 +64,8 @@ class Gathered:
     """Returns memory for `gather`, which a caller keeps from call to call.
 
     Zeroing it in every call would cost more than gathering what is needed. It
-    has B `lanes`, the rows of all data shards, of M `columns` of a layer's
-    pages each, and room for the T tokens, `steps`, that a call may add to each.
+    has B `lanes` of M `columns` of a layer's pages each, and room for the T
+    tokens, `steps`, that a call may add to each.
     """
     heads, _, size, h = pages.k.shape
     each, blocks = self._blocks(size, columns)
@@ -100,47 +97,41 @@ class Gathered:
       starts: int `[B]`, number of tokens cached for each row. Blocks far
         beyond all rows are not copied: nothing reads them.
     """
+    (b, columns), (heads, count, size, _) = table.shape, pages.k.shape
+    each, blocks = self._blocks(size, columns)
+    span, steps = each * size, rows.new.shape[1]
+    table = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
+    table = table.reshape(b, blocks, 1, each).transpose(1, 2, 0, 3)
+    # Gathering whole contiguous pages is faster than x[:, numbers].
+    table += count * jnp.arange(heads)[:, None, None]
+    used = -(-(jnp.max(starts) + steps) // span)
 
-    def here(rows, pages, table, starts):
-      (b, columns), (heads, count, size, _) = table.shape, pages.k.shape
-      each, blocks = self._blocks(size, columns)
-      span, steps = each * size, rows.new.shape[1]
-      table = jnp.pad(table, ((0, 0), (0, blocks * each - columns)))
-      table = table.reshape(b, blocks, 1, each).transpose(1, 2, 0, 3)
-      # Gathering whole contiguous pages is faster than x[:, numbers].
-      table += count * jnp.arange(heads)[:, None, None]
-      used = -(-(jnp.max(starts) + steps) // span)
+    def following(first: int, kv):
+      """Copies blocks `first` to `used`; block `first` is one of them."""
+      end = min(first + max(1, first // _NESTED), blocks)
+      part = jax.tree.map(
+        lambda x: x.reshape(heads * count, -1)[table[first:end]].reshape(
+          end - first, heads, b, span, *x.shape[3:]
+        ),
+        pages,
+      )
+      k, v = pages_lib.values(part, self.dtype)
+      # Not `at[first:end].set`: its empty array of indices is a constant of
+      # the shard, at which XLA of JAX 0.11 crashes.
+      kv = jax.tree.map(
+        lambda rows, part: jax.lax.dynamic_update_slice_in_dim(
+          rows, part, first, axis=0
+        ),
+        kv,
+        (k.mT, v),
+      )
+      if end == blocks:
+        return kv
+      rest = functools.partial(following, end)
+      return jax.lax.cond(end < used, rest, lambda kv: kv, kv)
 
-      def following(first: int, kv):
-        """Copies blocks `first` to `used`; block `first` is one of them."""
-        end = min(first + max(1, first // _NESTED), blocks)
-        part = jax.tree.map(
-          lambda x: x.reshape(heads * count, -1)[table[first:end]].reshape(
-            end - first, heads, b, span, *x.shape[3:]
-          ),
-          pages,
-        )
-        k, v = pages_lib.values(part, self.dtype)
-        # Not `at[first:end].set`: its empty array of indices is a constant of
-        # the shard, at which XLA of JAX 0.11 crashes.
-        kv = jax.tree.map(
-          lambda rows, part: jax.lax.dynamic_update_slice_in_dim(
-            rows, part, first, axis=0
-          ),
-          kv,
-          (k.mT, v),
-        )
-        if end == blocks:
-          return kv
-        rest = functools.partial(following, end)
-        return jax.lax.cond(end < used, rest, lambda kv: kv, kv)
-
-      k, v = following(0, (rows.k, rows.v))
-      return Rows(k, v, rows.new, starts)
-
-    return self._local(
-      here, ("gathered", "pages", "rows", "rows"), ("gathered",)
-    )(rows, pages, table, starts)
+    k, v = following(0, (rows.k, rows.v))
+    return Rows(k, v, rows.new, starts)
 
   def _blocks(self, size: int, columns: int) -> tuple[int, int]:
     """Returns the pages of a block, and the blocks of a row."""
@@ -175,20 +166,12 @@ class Gathered:
     """
     chex.assert_equal_shape([k, v])
     chex.assert_equal_shape([positions, real])
-
-    def here(q, k, v, rows, positions, real, sinks):
-      at, real = positions[:, 0], real[:, 0]
-      if self.rounds:
-        k, v = pages_lib.rounded(k), pages_lib.rounded(v)
-      rows = _add(rows, k[:, 0], v[:, 0], at)
-      last = jnp.max(jnp.where(real, at, 0))
-      return _attend(q, rows, at, last, window, sinks), rows
-
-    return self._local(
-      here,
-      (*("heads",) * 3, "gathered", "rows", "rows", "sinks"),
-      ("heads", "gathered"),
-    )(q, k, v, rows, positions, real, sinks)
+    at, real = positions[:, 0], real[:, 0]
+    if self.rounds:
+      k, v = pages_lib.rounded(k), pages_lib.rounded(v)
+    rows = _add(rows, k[:, 0], v[:, 0], at)
+    last = jnp.max(jnp.where(real, at, 0))
+    return _attend(q, rows, at, last, window, sinks), rows
 
   def write_back(
     self,
@@ -201,66 +184,12 @@ class Gathered:
 
     `table` is as in `gather`; `counts`, int `[B]`, are the new tokens of each.
     """
-
-    def here(pages, rows, table, counts):
-      span, step = rows.v.shape[3], jnp.arange(rows.new.shape[1])
-      positions = rows.starts[:, None] + step
-      row = jnp.arange(len(table))[:, None]
-      v = rows.v.at[positions // span, :, row, positions % span].get(
-        mode="clip"
-      )
-      real = step < counts[:, None]
-      return pages_lib.write(pages, rows.new, v, table, positions, real)
-
-    return self._local(here, ("pages", "gathered", "rows", "rows"), ("pages",))(
-      pages, rows, table, counts
-    )
-
-  def _local(
-    self, f: Callable[..., Any], inputs: Sequence[str], outputs: Sequence[str]
-  ) -> Callable[..., Any]:
-    """Returns `f` applied to each device's part of arrays of these kinds.
-
-    Kinds are `rows` `[B, ...]`, `heads` `[B, 1, N, H]`, `sinks` `[N]`, `pages`
-    and `gathered`.
-    """
-    if self.mesh is None or self.mesh.size == 1:
-      return f
-    kinds = specs(self.mesh)
-    found = tuple(kinds[kind] for kind in outputs)
-    return jax.shard_map(
-      f,
-      mesh=self.mesh,
-      in_specs=tuple(kinds[kind] for kind in inputs),
-      out_specs=found if len(found) > 1 else found[0],
-      check_vma=False,
-    )
-
-
-def specs(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Returns how arrays are sharded, by the kinds that `_local` names."""
-  data, tensor = paged_attention.cut(mesh)
-
-  def spec(*axes: str | None) -> jax.P:
-    while axes and axes[-1] is None:
-      axes = axes[:-1]
-    return jax.P(*axes)
-
-  blocks: Any = spec(None, tensor, data)
-  rows: Any = spec(data)
-  heads: Any = spec(data, None, tensor)
-  return {
-    "rows": rows,
-    **{"heads": heads, "sinks": spec(tensor)},
-    "pages": spec(tensor, data),
-    "gathered": Rows(blocks, blocks, heads, rows),
-  }
-
-
-def shardings(mesh: jax.sharding.Mesh) -> Rows:
-  """Returns the sharding of each array of `Rows`."""
-  stands = functools.partial(jax.sharding.NamedSharding, mesh)
-  return jax.tree.map(stands, specs(mesh)["gathered"])
+    span, step = rows.v.shape[3], jnp.arange(rows.new.shape[1])
+    positions = rows.starts[:, None] + step
+    row = jnp.arange(len(table))[:, None]
+    v = rows.v.at[positions // span, :, row, positions % span].get(mode="clip")
+    real = step < counts[:, None]
+    return pages_lib.write(pages, rows.new, v, table, positions, real)
 
 
 def _add(rows: Rows, k: jax.Array, v: jax.Array, at: jax.Array) -> Rows:

@@ -3,7 +3,7 @@
 One function has three implementations: XLA on any device, cuDNN on NVIDIA GPUs
 and splash attention on TPUs. Each computes one device's shard without
 collectives; the caller may shard rows and heads over devices. A fourth one,
-`RING`, is for positions that are sharded too (`ring_attention`).
+`GATHERED`, is for positions that are sharded too: it gathers keys and values.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention
 
-from anysearch_jax.policy.attention import cudnn, ring_attention
+from anysearch_jax.policy.attention import cudnn, paged_attention, pages
 from anysearch_jax.policy.attention import masks as attention
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
-RING = "ring"
+GATHERED = "gathered"
 CONTEXT = "context"  # The mesh axis that positions are sharded over.
 # The checkpoint name by which `saves` recognises attention's results.
 _NAME = "attention"
@@ -51,12 +51,12 @@ def self_attention(
     k: `[B, T, K, H]`. v: as `k`.
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
     window: how many tokens each sees, itself included; None: all of its
-      segment up to itself. Only for `xla`.
-    sinks: as in `masks.attend`. Only for `xla`.
-    implementation: `xla`, `cudnn` or `splash`, see `choose`; or `RING`, under
-      `shard_map`, where T are the positions of one device of `CONTEXT`.
-    chunk: for `xla` and `RING`, number of queries whose scores are in memory
-      at a time.
+      segment up to itself. Only for `xla` and `GATHERED`.
+    sinks: as in `masks.attend`. Only for `xla` and `GATHERED`.
+    implementation: `xla`, `cudnn` or `splash`, see `choose`; or `GATHERED`,
+      under `shard_map`, where T are the positions of one device of `CONTEXT`.
+    chunk: for `xla`, number of queries whose scores are in memory at a time;
+      for `GATHERED`, that number with the keys of one device.
     max_segments: for `cudnn`, maximum number of segments per row. A row with
       more segments gives NaN. Memory grows with this number.
 
@@ -68,10 +68,8 @@ def self_attention(
     out = _xla(q, k, v, segment_ids, window, sinks, chunk)
   elif implementation == "cudnn":
     out = _cudnn(q, k, v, segment_ids, max_segments)
-  elif implementation == RING:
-    out = ring_attention.ring_attention(
-      CONTEXT, chunk, _NAME, q, k, v, segment_ids
-    )
+  elif implementation == GATHERED:
+    out = _gathered(q, k, v, segment_ids, window, sinks, chunk)
   else:
     out = _splash(q, k, v, segment_ids)
   return jnp.where((segment_ids > 0)[..., None, None], out, 0)
@@ -157,6 +155,15 @@ def saves(primitive, *_, **params) -> bool:
   return cudnn.is_forward(primitive)
 
 
+def _chunks(x: jax.Array, count: int) -> jax.Array:
+  """Cuts `[B, T, ...]` into `[count, B, size, ...]`; the end is padded."""
+  length = x.shape[1]
+  size = -(-length // count)
+  padding = [(0, 0), (0, count * size - length)] + [(0, 0)] * (x.ndim - 2)
+  x = jnp.pad(x, padding)
+  return x.reshape(len(x), count, size, *x.shape[2:]).swapaxes(0, 1)
+
+
 def _xla(
   q: jax.Array,
   k: jax.Array,
@@ -179,20 +186,13 @@ def _xla(
     return checkpoint_name(attention.attend(q, k, v, mask, sinks), _NAME)
   # Chunks of equal size: the last one is padded by fewer than `chunks` tokens.
   size = -(-t // chunks)
-
-  def split(x: jax.Array) -> jax.Array:
-    """Reshapes `[B, T, ...]` to `[chunks, B, size, ...]`."""
-    after = [(0, 0), (0, chunks * size - t)] + [(0, 0)] * (x.ndim - 2)
-    x = jnp.pad(x, after)
-    return x.reshape(b, chunks, size, *x.shape[2:]).swapaxes(0, 1)
-
   # The gradients of keys and values are summed over chunks in the dtype of
   # these arrays, so make it float32.
   k, v = k.astype(jnp.float32), v.astype(jnp.float32)
   # `attend` must not close over them: `jax.vjp(...).with_refs` then expects a
   # cotangent of another type (seen with JAX 0.10.2).
   each = None if sinks is None else jnp.broadcast_to(sinks, (chunks, n))
-  queries = split(q), split(segment_ids), each
+  queries = _chunks(q, chunks), _chunks(segment_ids, chunks), each
   positions = np.arange(chunks * size).reshape(chunks, size)
   parts = []
   for part in np.array_split(np.arange(chunks), min(chunks, _PARTS)):
@@ -210,6 +210,76 @@ def _xla(
     xs = jax.tree.map(lambda x, part=part: x[part[0] : part[-1] + 1], queries)
     parts.append(jax.lax.map(attend, (*xs, positions[part])))
   out = jnp.concatenate(parts).swapaxes(0, 1).reshape(b, chunks * size, n, h)
+  return checkpoint_name(out[:, :t], _NAME)
+
+
+def _gathered(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segment_ids: jax.Array,
+  window: jax.Array | None,
+  sinks: jax.Array | None,
+  chunk: int,
+) -> jax.Array:
+  """Attends to the keys of all devices of `CONTEXT`, which each one gathers.
+
+  Keys and values of a whole row are small beside its scores, of which only one
+  chunk's are in memory at a time. Blocks of keys, one of each device, are
+  skipped where no query of a chunk sees one of them.
+  """
+  b, t, n, h = q.shape
+  kv_heads = k.shape[2]
+  devices = jax.lax.axis_size(CONTEXT)
+  # Scores of all blocks are kept for a chunk's backward pass.
+  size = -(-t // -(-t // max(1, chunk // devices)))
+  chunks = -(-t // size)
+  gather = functools.partial(jax.lax.all_gather, axis_name=CONTEXT)
+  key_ids = gather(segment_ids)
+  # As in `_xla`: gradients of keys and values are summed in float32.
+  keys, values = (gather(x).astype(jnp.float32) for x in (k, v))
+  starts = np.arange(devices) * t
+  places = jax.lax.axis_index(CONTEXT) * t + np.arange(chunks * size)
+  each = None if sinks is None else jnp.broadcast_to(sinks, (chunks, n))
+
+  @functools.partial(jax.checkpoint, prevent_cse=False)
+  def attend(xs):
+    q, ids, sinks, places = xs
+    q = q.reshape(b, size, kv_heads, n // kv_heads, h).transpose(2, 0, 3, 1, 4)
+
+    def step(carry, block):
+      k, v, key_ids, start = block
+      ages = places[:, None] - start - np.arange(t)
+      mask = (ids[:, :, None] == key_ids[:, None]) & (ages >= 0)
+      if window is not None:
+        mask &= ages < window
+
+      def added(carry):
+        scores = jnp.einsum(
+          "kbgth,bskh->kbgts",
+          q,
+          k.astype(q.dtype),
+          preferred_element_type=jnp.float32,
+        )
+        scores = jnp.where(mask[:, None], scores * h**-0.5, pages.MASKED)
+        return paged_attention.add_block(
+          carry, scores, v.astype(q.dtype), "kbgts,bskh->kbgth"
+        )
+
+      # A query that sees none of these keys adds numbers with the weight of
+      # masked scores, which is 0 beside that of a key that it sees: its own.
+      return jax.lax.cond(jnp.any(mask), added, lambda x: x, carry), None
+
+    start = paged_attention.started(q.shape, sinks)
+    (_, total, out), _ = jax.lax.scan(
+      step, start, (keys, values, key_ids, starts)
+    )
+    out = (out / total[..., None]).astype(q.dtype)
+    return out.transpose(1, 3, 0, 2, 4).reshape(b, size, n, h)
+
+  queries = _chunks(q, chunks), _chunks(segment_ids, chunks), each
+  out = jax.lax.map(attend, (*queries, places.reshape(chunks, size)))
+  out = out.swapaxes(0, 1).reshape(b, chunks * size, n, h)
   return checkpoint_name(out[:, :t], _NAME)
 
 

@@ -146,14 +146,14 @@ def make_model(
     as_vectors=platform == "tpu",
   )
   gathered = gathered_attention.Gathered(
-    paged.block, several, dtype, rounds=stored != dtype
+    paged.block, dtype, rounds=stored != dtype
   )
   return Model(
     a.without_lora(),
     dtype,
     stored,
     paged,
-    gathered if platform == "cpu" else None,
+    gathered if platform == "cpu" and several is None else None,
     # The GPU compiler would otherwise join the matrices in every decode step.
     fused=platform in ("gpu", "cuda"),
     mesh=mesh,
@@ -254,8 +254,8 @@ def empty_rows(
   make = functools.partial(
     model.gathered.empty, lanes=lanes, columns=columns, steps=steps
   )
-  empty = jax.jit(make, out_shardings=gathered_attention.shardings(model.mesh))
-  return tuple(empty(x) for x in pages)
+  whole = jax.sharding.NamedSharding(model.mesh, jax.P())
+  return tuple(map(jax.jit(make, out_shardings=whole), pages))
 
 
 def sharding(
@@ -273,8 +273,10 @@ def sharding(
       f"Found {a.kv_heads} kv heads over tensor={mesh.shape['tensor']} devices "
       "that sample; expected a divisor of them."
     )
-  pages = gathered_attention.specs(mesh)["pages"]
-  return jax.sharding.NamedSharding(mesh, pages)
+  data, tensor = paged_attention.cut(mesh)
+  # Compiled programs return shardings without None at their ends.
+  axes = (tensor, data) if data else (tensor,) if tensor else ()
+  return jax.sharding.NamedSharding(mesh, jax.P(*axes))
 
 
 @functools.partial(
