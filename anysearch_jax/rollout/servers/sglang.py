@@ -35,6 +35,9 @@ from anysearch_jax.rollout.servers import weights as weights_lib
 # Rounding may give a certain token a log-probability a little above 0.
 _ABOVE_ZERO = 1e-3
 _LEAST = -1e30
+# The newest, the one before it for turns that begin during a hand-over, and one
+# for requests to the base: /health.
+_ADAPTERS = "3"
 # What a server releases: weights, and what it gets back after them.
 _WEIGHTS = ["weights"]
 _CACHE = ["kv_cache", "cuda_graph"]
@@ -52,14 +55,12 @@ def adapter_flags(rank: int, targets: Sequence[str]) -> list[str]:
     rank: of the adapters.
     targets: those of `lora.targets`.
   """
-  # One is for requests to the base: /health.
-  slots = weights_lib.HELD_ADAPTERS + 1
   return [
     "--enable-lora",
     "--max-lora-rank",
     str(rank),
     "--max-loras-per-batch",
-    str(slots),
+    _ADAPTERS,
     "--lora-target-modules",
     *adapter_modules(targets),
   ]
