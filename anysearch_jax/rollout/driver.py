@@ -166,26 +166,25 @@ class InFlight:
     return self._due - quiet
 
   def _sentence(self, quiet: float, now: float) -> str:
-    """Returns how many episodes wait for what, and the longest wait."""
-    waits, told = list(self._waits.values()), []
-    for kind, state in _STATES.items():
-      since = [since for request, since in waits if isinstance(request, kind)]
-      if since:
-        longest = round(now - min(since), 1)
-        told.append(f"{len(since)} waiting for {state} (longest {longest:g} s)")
+    """Returns how many episodes wait for what, and the oldest request."""
+    waits = list(self._waits.values())
+    states = Counter(_STATES[type(request)] for request, _ in waits)
+    counts = (f"{n} waiting for {state}" for state, n in states.items())
     # Queued episodes are blocked by running ones: report a running one first.
-    oldest = min(waits, key=lambda w: (isinstance(w[0], types.Address), w[1]))
-    match oldest[0]:
+    oldest, since = min(
+      waits, key=lambda wait: (isinstance(wait[0], types.Address), wait[1])
+    )
+    match oldest:
       case types.SearchRequest(query=query):
-        more = "..." if len(query) > _QUERY else ""
-        name = f"the search for {query[:_QUERY]!r}{more}"
+        name = f"the search for {query[:_QUERY]!r}"
       case types.GenerateRequest(address=address, turn=turn):
         name = f"turn {turn} of {address}"
       case _:
-        name = str(oldest[0])
+        name = str(oldest)
     return (
-      f"Nothing moved for {round(quiet, 1):g} s; in flight: {', '.join(told)}. "
-      f"The oldest: {name}."
+      f"Nothing moved for {round(quiet, 1):g} s; in flight: "
+      f"{', '.join(counts)}. The oldest, since {round(now - since, 1):g} s: "
+      f"{name}."
     )
 
 

@@ -36,7 +36,8 @@ _COUNTS = (
 )
 # Passages among which a page is looked for.
 _DEPTH = 20
-_NUMBER = re.compile(r"(\d+)")
+_NUMBER = re.compile(r"\d+")
+_DIGITS = 40  # Of the longest number in an id that is ordered by its value.
 
 _DEFAULTS = config_lib.SearchConfig()
 
@@ -407,8 +408,8 @@ class PageRetriever:
     return sorted(page, key=lambda p: _natural(p.id))[: request.k]
 
 
-def _natural(id_: str) -> list[tuple[int, str]]:
+def _natural(passage_id: str) -> str:
   """Returns a key that orders numbers in texts by value."""
-  parts = _NUMBER.split(id_)  # Texts and numbers alternate.
-  parts[1::2] = [number.lstrip("0") for number in parts[1::2]]
-  return [(len(part) * (i % 2), part) for i, part in enumerate(parts)]
+  return _NUMBER.sub(
+    lambda number: number[0].lstrip("0").zfill(_DIGITS), passage_id
+  )

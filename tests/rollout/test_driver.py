@@ -351,9 +351,9 @@ def test_requests_in_flight_are_counted_by_kind(waits):
   waits.clock.now += 60
   waits.inflight.look()
   assert waits.said == [
-    "Nothing moved for 60 s; in flight: 2 waiting for a turn (longest 60 s), "
-    "1 waiting for a search (longest 65 s), 2 waiting for a place (longest "
-    "71 s). The oldest: the search for '\\x1b" + 79 * "x" + "'...."
+    "Nothing moved for 60 s; in flight: 2 waiting for a place, 1 waiting for a "
+    "search, 2 waiting for a turn. The oldest, since 65 s: the search for "
+    "'\\x1b" + 79 * "x" + "'."
   ]
 
 

@@ -96,21 +96,6 @@ def test_an_unrestricted_draw_is_that_of_jax():
   np.testing.assert_array_equal(tokens, expected)
 
 
-def test_noise_is_that_of_jax_to_the_bit():
-  keys = jax.random.split(jax.random.key(12), 300)
-  expected = jax.vmap(lambda key: jax.random.gumbel(key, (1001,)))(keys)
-  ours = jax.vmap(lambda key: sampling.gumbel(key, 1001))
-  for noise in ours, jax.jit(ours):
-    np.testing.assert_array_equal(noise(keys), expected)
-
-
-def test_another_prng_draws_its_own_noise():
-  key = jax.random.key(3, impl="rbg")
-  np.testing.assert_array_equal(
-    sampling.gumbel(key, 64), jax.random.gumbel(key, (64,))
-  )
-
-
 def test_ties_go_to_the_first_token_and_no_draw_leaves_the_vocabulary():
   rows = sampling.settings([config_lib.SamplingConfig(temperature=0.0)] * 2)
   logits = jnp.array([[1.0, 2.0, 2.0], [jnp.nan, 0.0, 1.0]])

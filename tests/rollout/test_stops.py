@@ -71,13 +71,17 @@ def test_sets_of_stop_texts_that_share_a_bit_halt_at_the_tokens_of_each():
   )
   sets = [(f"w{i}", "</search>") for i in range(30)]
   sets += [STOPS, (), ("x",), ("1",)]
-  turns = [
-    turn.Turn(request(stop), None, [1], None, asyncio.run(finder.of(stop)))
+  bits = [asyncio.run(finder.bit(stop)) for stop in sets]
+  halts = finder.tokens
+  asyncio.run(finder.bit(("x",)))
+  assert len(set(bits)) == 32 and finder.tokens is halts
+  codec = small_engine.Tokenizer()
+  alone = [
+    turn.halting_tokens(
+      codec.token_texts(), stop, codec.end_of_turn_ids, vocab_size=len(halts)
+    )
     for stop in sets
   ]
-  halts, bits = finder.call(turns)
-  assert len(set(bits)) == 32 and finder.call(turns)[0] is halts
-  alone = [each.halts for each in turns]
   for own, bit in zip(alone, bits, strict=True):
     sharers = [h for h, b in zip(alone, bits, strict=True) if b == bit]
     found = (halts & np.uint32(bit)) != 0
@@ -160,7 +164,7 @@ def test_turns_that_begin_together_find_their_tokens_once(monkeypatch):
   )
 
   async def together():
-    await asyncio.gather(*(finder.of(("x",)) for _ in range(8)))
+    await asyncio.gather(*(finder.bit(("x",)) for _ in range(8)))
 
   asyncio.run(together())
   assert searched == [STOPS, ("x",)]

@@ -155,7 +155,7 @@ class JaxEngine:
       RuntimeError: another turn of the episode is being sampled.
     """
     sampling = self._sampling.asked(request)
-    halts = await self._halting.of(request.stop)
+    stop_bit = await self._halting.bit(request.stop)
     if self._config.exact and sampling_lib.restricts(sampling):
       raise ValueError(
         f"sampling: found top_p {sampling.top_p} and top_k {sampling.top_k}; "
@@ -171,17 +171,17 @@ class JaxEngine:
           )
         # Its waiter was cancelled, but a call may still write to its pages.
         self.release(request.address)
-    return await self._turn(request, sampling, halts)
+    return await self._turn(request, sampling, stop_bit)
 
   async def _turn(
     self,
     request: types.GenerateRequest,
     sampling: config_lib.SamplingConfig,
-    halts: np.ndarray,
+    stop_bit: int,
   ) -> types.Generation:
     future = asyncio.get_running_loop().create_future()
     context = list(request.token_ids)
-    turn = turn_lib.Turn(request, future, context, sampling, halts)
+    turn = turn_lib.Turn(request, future, context, sampling, stop_bit)
     self._queue.append(turn)
     self._news.set()
     if self._server is None or self._server.done():
@@ -216,7 +216,7 @@ class JaxEngine:
       # As a later turn, so that no other shares its prompt.
       known, address = tuple(sequences[i].tolist()), types.Address(0, i, 0)
       request = types.GenerateRequest(address, 1, known, 0, ())
-      turn = self._turn(request, self._sampling, await self._halting.of(()))
+      turn = self._turn(request, self._sampling, await self._halting.bit(()))
       try:
         return np.asarray((await turn).logps, np.float32)
       finally:
@@ -414,13 +414,13 @@ class JaxEngine:
         busy.add(row)
     if not lanes:
       return None
-    turns = list(lanes.values())
-    halts, bits = self._halting.call(turns)
     decoded = self._device.decode(
-      turn_lib.decode_rows(call.table, lanes, bits, self._given),
-      halts,
+      turn_lib.decode_rows(call.table, lanes, self._given),
+      self._halting.tokens,
       enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
-      restricted=any(sampling_lib.restricts(turn.sampling) for turn in turns),
+      restricted=any(
+        sampling_lib.restricts(turn.sampling) for turn in lanes.values()
+      ),
     )
     return _Flight(width, lanes, asyncio.wrap_future(decoded))
 
@@ -441,7 +441,7 @@ class JaxEngine:
       # The pages of a row that was released meanwhile are others'.
       if taken and self._memory.get(turn.request.address) is turn.row:
         self._memory.mark_ready(turn.row)
-      done = turn.ended(self._tokenizer, self._version)
+      done = turn.ended(self._tokenizer, self._halting.tokens, self._version)
       if done is not None:
         over.add(id(turn))
         if not turn.future.done():

@@ -440,18 +440,6 @@ def pages(
   return (full + 1, near + 1) if fewer else (full + 1,)
 
 
-def tokens(
-  config: config_lib.EngineConfig, a: architecture_lib.Architecture
-) -> tuple[float, ...]:
-  """Returns the tokens that the pools hold on one shard, the layers' mean.
-
-  Their sum is all layers' mean; `engine.kv_tokens` sizes the first alone.
-  """
-  full, *near = (config.page * (n - 1) for n in pages(config, a, shards=1))
-  part = len(a.windowed) / a.layers if near else 0.0
-  return (full * (1 - part), *(n * part for n in near))
-
-
 def _pages(config: config_lib.EngineConfig, *, shards: int) -> int:
   """Returns the pages of each shard for tokens that all layers see."""
   if config.kv_tokens:

@@ -445,7 +445,7 @@ def decode(
     settings: sampling_lib.Settings[jax.Array],
     given: jax.Array | None,
   ) -> tuple[jax.Array, jax.Array]:
-    key = sampling_lib.fold_in(key, count)
+    key = jax.random.fold_in(key, count)
     return sampling_lib.sample(
       logits, key, settings, restricted=restricted, given=given
     )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
@@ -24,8 +23,6 @@ from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
 _BITS = 32
-# Sets of stop texts that are remembered: a few MB for the largest vocabularies.
-_KNOWN = 64
 
 Stop = tuple[str, ...]
 
@@ -67,10 +64,13 @@ def halting_tokens(
 class Halting:
   """Finds the tokens that halt the rows of a call.
 
-  A call has one array of 32 bits a token. Each set of stop texts in the call
-  has a bit, and a row halts at the tokens that have its bit. With more sets
-  than bits some share one: their rows then halt more often than they must,
-  which costs time and changes no text.
+  Each set of stop texts has a bit, and a row halts at the tokens that have its
+  bit. With more sets than bits some share one: their rows then halt more often
+  than they must, which costs time and changes no text.
+
+  Attributes:
+    tokens: uint32 `[V]`, the bits of each token. A new set replaces the array,
+      because decode calls keep it on the devices.
   """
 
   def __init__(
@@ -78,59 +78,46 @@ class Halting:
   ):
     self._ends = tokenizer.end_of_turn_ids
     self._texts = tokenizer.token_texts()
-    self._vocab_size = vocab_size
-    self._stop = stop
-    self._found = functools.lru_cache(_KNOWN)(self._find)
+    self.tokens = np.zeros(vocab_size, np.uint32)
+    self._bits: dict[Stop, int] = {}
     # The first turns of a run ask for the same set at once.
-    self._finding = threading.Lock()
-    self._usual = self._find(stop)
-    self._call: tuple[tuple[Stop, ...], np.ndarray] = ((), np.zeros(0))
+    self._adding = threading.Lock()
+    self._add(stop)
 
-  async def of(self, stop: Stop) -> np.ndarray:
-    """Returns the tokens that may end a turn, bool `[V]`.
+  async def bit(self, stop: Stop) -> int:
+    """Returns the bit of a set of stop texts.
 
-    Other sets than the usual one are computed on another thread, because that
-    may take a second, and remembered. Raises ValueError if a text is empty.
+    A new set is computed on another thread, because that may take a second.
+
+    Raises:
+      ValueError: a text is empty.
     """
     if "" in stop:
       raise ValueError(
         f"stop: found {stop!r}, expected texts of one character or more."
       )
-    if stop == self._stop:
-      return self._usual
-    return await asyncio.to_thread(self._remembered, stop)
+    if stop not in self._bits:
+      await asyncio.to_thread(self._add, stop)
+    return self._bits[stop]
 
-  def call(self, turns: Sequence[Turn]) -> tuple[np.ndarray, list[int]]:
-    """Returns the halting tokens of a call, uint32 `[V]`, and each turn's bit.
-
-    It is the array of the last call if that had the same sets of stop texts.
-    """
-    halts = {self._stop: self._usual}
-    halts |= {turn.request.stop: turn.halts for turn in turns}
-    sets = tuple(halts)
-    if sets != self._call[0]:
-      bits = np.zeros(self._vocab_size, np.uint32)
-      for i, tokens in enumerate(halts.values()):
-        bits |= tokens.astype(np.uint32) << np.uint32(i % _BITS)
-      self._call = sets, bits
-    number = {stop: i % _BITS for i, stop in enumerate(sets)}
-    return self._call[1], [1 << number[turn.request.stop] for turn in turns]
-
-  def _remembered(self, stop: Stop) -> np.ndarray:
-    with self._finding:
-      return self._found(stop)
-
-  def _find(self, stop: Stop) -> np.ndarray:
-    return halting_tokens(
-      self._texts, stop, self._ends, vocab_size=self._vocab_size
-    )
+  def _add(self, stop: Stop) -> None:
+    """Gives a set of stop texts its bit, if it has none."""
+    with self._adding:
+      if stop in self._bits:
+        return
+      halts = halting_tokens(
+        self._texts, stop, self._ends, vocab_size=len(self.tokens)
+      )
+      bit = 1 << (len(self._bits) % _BITS)
+      self.tokens = self.tokens | halts * np.uint32(bit)
+      self._bits[stop] = bit
 
 
 @dataclasses.dataclass(eq=False)
 class Turn:
   """A turn that waits or runs; sampled tokens are appended to `context`.
 
-  sampling: how its tokens are drawn. halts: bool `[V]`, tokens that may end it.
+  sampling: how its tokens are drawn. stop_bit: of its stop texts in `Halting`.
   row: its episode's KV cache, while it runs. flying: whether a decode call in
   progress contains it. scored: log-probabilities of the tokens of its context
   that decode calls took; a turn that samples none ends with them.
@@ -140,7 +127,7 @@ class Turn:
   future: asyncio.Future[types.Generation]
   context: list[int]
   sampling: config_lib.SamplingConfig
-  halts: np.ndarray
+  stop_bit: int
   logps: list[float] = dataclasses.field(default_factory=list)
   row: kv_memory.Row = dataclasses.field(init=False, repr=False)
   flying: bool = False
@@ -176,15 +163,22 @@ class Turn:
     return known
 
   def ended(
-    self, tokenizer: tokenizer_lib.Tokenizer, version: int
+    self, tokenizer: tokenizer_lib.Tokenizer, halts: np.ndarray, version: int
   ) -> types.Generation | None:
-    """Returns the finished turn, or None if it must sample more tokens."""
+    """Returns the finished turn, or None if it must sample more tokens.
+
+    Args:
+      tokenizer: decodes what was sampled.
+      halts: `Halting.tokens`.
+      version: of the policy.
+    """
     if self.missing > 0 or (self.left > 0 and not self.logps):
       return None  # The call only took missing tokens.
     if not self.logps:
       scored = tuple(self.scored)
       return types.Generation((), scored, "", types.Finish.LENGTH, ())
-    if not self.halts[self.context[-1]] and self.left > 0:
+    may_end = int(halts[self.context[-1]]) & self.stop_bit
+    if not may_end and self.left > 0:
       return None
     ids = tuple(self.context[-len(self.logps) :])
     text = tokenizer.decode(ids)
@@ -204,19 +198,16 @@ class Turn:
 def decode_rows(
   table: np.ndarray,
   lanes: Mapping[int, Turn],
-  bits: Sequence[int],
   given: int = 0,
 ) -> kv_store.Turns[np.ndarray]:
   """Returns the rows of a decode call; lanes without a turn are padding.
 
-  `table`, int `[R, M]`, has the pages of each lane. `bits` are the turns', see
-  `Halting.call`. A row takes at most `given` of its missing tokens; if that is
-  0, no turn may miss any.
+  `table`, int `[R, M]`, has the pages of each lane. A row takes at most `given`
+  of its missing tokens; if that is 0, no turn may miss any.
   """
   last, starts, limits, sampled = np.zeros((4, len(table)), np.int32)
   addresses = np.zeros((len(table), 5), np.uint32)
   stops = np.ones(len(table), np.uint32)
-  stops[list(lanes)] = bits
   settings = [config_lib.SamplingConfig()] * len(table)
   tokens = np.full((len(table), given), -1, np.int32)
   for lane, turn in lanes.items():
@@ -228,6 +219,7 @@ def decode_rows(
     limits[lane] = missing + turn.left
     sampled[lane] = len(turn.logps) - missing
     settings[lane] = turn.sampling
+    stops[lane] = turn.stop_bit
     a, number = turn.request.address, turn.request.turn
     addresses[lane] = a.rollout, a.question, a.attempt, a.sample, number
   return kv_store.Turns(

@@ -194,10 +194,14 @@ class ServersEngine:
       hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
       return paths
 
-    older = [x.adapter for x in self._handed if x.adapter]
-    recent = older[1 - weights_lib.HELD_ADAPTERS :]
-    running = [a for a in older if self._running[a.name] and a not in recent]
-    adapters = (*running, *recent, weights_lib.Adapter(name, path))
+    # Turns that run or begin meanwhile name an older one.
+    used = [
+      sampled.adapter
+      for sampled in self._handed
+      if sampled.adapter
+      if sampled is self._handed[-1] or self._running[sampled.adapter.name]
+    ]
+    adapters = (*used, weights_lib.Adapter(name, path))
     self._hand_over(base._replace(adapters=adapters), version, write)
 
   def _whole(self, path: pathlib.Path, name: str) -> weights_lib.Weights:

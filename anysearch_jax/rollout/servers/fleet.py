@@ -54,6 +54,7 @@ _MOVES = 3  # Of a turn: it may be what crashes the servers.
 # With a router, which learns late of a server that is being repaired.
 _ROUTED_MOVES = 10
 
+Place = tuple[int, int]  # Rollout and question.
 Expected = tuple[weights_lib.Sampled, Sequence[int], types.Wrong]
 
 
@@ -99,6 +100,9 @@ class Fleet:
     self.members: list[Member] = []
     self.expected: Expected | None = None
     self.dark_since = math.inf
+    # Of each question that is sampled: its server, and episodes that play.
+    self._homes: dict[Place, Member] = {}
+    self._episodes: dict[Place, set[types.Address]] = {}
     # What watches each member, and under None what lists them.
     self._tasks: dict[Member | None, asyncio.Task] = {}
     self._changed = asyncio.Event()
@@ -248,10 +252,6 @@ class Fleet:
       f"{' '.join(map(str, self.members)) or self._unlisted}"
     )
 
-  def _others(self, member: Member) -> list[Member]:
-    """Returns the other servers that are up."""
-    return [m for m in self.members if m.samples and m is not member]
-
   def _rise(self, member: Member) -> None:
     """Notes that a server is up; logs and counts a change."""
     member.reason = ""
@@ -360,22 +360,23 @@ class Fleet:
       up: the members of which it is one.
     """
     place = address.rollout, address.question
-    member = next((m for m in up if place in m.places), None)
-    if member is None:
-      episodes = [m.places.pop(place, set()) for m in self.members]
-      member = min(up, key=lambda m: len(m.places))
-      member.places[place] = set().union(*episodes)
-    member.places[place].add(address)
-    return member
+    episodes = self._episodes.setdefault(place, set())
+    episodes.add(address)
+    home = self._homes.get(place)
+    if home is None or home not in up:
+      questions = Counter(self._homes.values())
+      home = min(up, key=lambda member: questions[member])
+      self._homes[place] = home
+    return home
 
   def leave(self, address: types.Address) -> None:
     """Notes that an episode has ended; its question may then move."""
     place = address.rollout, address.question
-    for member in self.members:
-      if (episodes := member.places.get(place)) is not None:
-        episodes.discard(address)
-        if not episodes:
-          del member.places[place]
+    episodes = self._episodes.get(place, set())
+    episodes.discard(address)
+    if not episodes:
+      self._episodes.pop(place, None)
+      self._homes.pop(place, None)
 
   async def ask(
     self,
@@ -418,7 +419,7 @@ class Fleet:
       except server_lib.NotFiniteError as broken:
         error = broken
         self._count(member, not_finite=1)
-        if not self._others(member):
+        if not any(m.samples and m is not member for m in self.members):
           raise
         if not self._router:
           await self.put_aside(member.server.url, str(error))

@@ -1,4 +1,4 @@
-"""A server of a fleet: whether it is up, its turns, and its questions."""
+"""A server of a fleet: whether it is up, and its turns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator
 from anysearch_jax import types
 from anysearch_jax.rollout.servers import server as server_lib
 
-Place = tuple[int, int]  # Rollout and question.
-
 
 class Member:
   """A server and its state; see docs/rollouts.md.
@@ -20,7 +18,6 @@ class Member:
   turns: the deadlines of its running turns.
   loading: lock for loading weights, and for lending memory.
   doubted: event that starts a check immediately.
-  places: questions that are sampled here, with their episodes that play.
   aside: whether it is left out until it is restarted.
   missed: in how many lists in a row the gateway did not name it.
   """
@@ -33,7 +30,6 @@ class Member:
     self.turns: set[asyncio.Timeout] = set()
     self.loading = asyncio.Lock()
     self.doubted = asyncio.Event()
-    self.places: dict[Place, set[types.Address]] = {}
     self.aside = False
     self.missed = 0
 

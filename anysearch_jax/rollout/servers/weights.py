@@ -21,9 +21,6 @@ from anysearch_jax import types
 from anysearch_jax.rollout.servers import delta
 
 ADAPTER_FILE = "adapter_model.safetensors"
-# Adapters that servers hold besides those with running turns: the newest, and
-# the one before it, for turns that begin during a hand-over.
-HELD_ADAPTERS = 2
 _RAM = pathlib.Path("/dev/shm")
 # The name of a server's weights ends so while their memory is released, while
 # they are not yet compared, or when its turns must not count.
