@@ -35,13 +35,8 @@ from absl import app, flags
 
 import anysearch_jax
 from anysearch_jax import config as config_lib
-from anysearch_jax.launch import (
-  documents,
-  http_server,
-  jax_setup,
-  policies,
-  stopping,
-)
+from anysearch_jax.host import http_server
+from anysearch_jax.launch import documents, jax_setup, policies, stopping
 from anysearch_jax.launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
@@ -165,6 +160,7 @@ def _serve_http(
       port=port,
       connections=f.connections,
       headers=10,
+      signals=stopping.heard,
       request=deadline,
       grace=f.grace,
       hosts=f.hosts,
@@ -293,6 +289,7 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
     port=8401 if f.port is None else f.port,
     connections=f.connections,
     headers=10,
+    signals=stopping.heard,
     request=1e9,  # A call may take as long as it likes.
     grace=f.grace,
     hosts=f.hosts,

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from anysearch_jax import types
 from anysearch_jax.algorithms import method
-from anysearch_jax.environment import prompts, scoring, spec, wording
+from anysearch_jax.environment import prompts, protocol, spec, wording
 from anysearch_jax.rollout import episode, episode_state
 
 REGIMES = ((0.7, "HIGH"), (0.3, "MEDIUM"), (0.1, "LOW"), (0.0, "CRITICAL"))
@@ -92,7 +92,7 @@ def answer(spans: Sequence[types.Span], *, ask: str) -> str | None:
       asked = False
     else:
       given.append(span)
-  return scoring.extract_answer(given)
+  return protocol.extract_answer(given)
 
 
 def _bats(

@@ -306,7 +306,7 @@ class Service:
 
 def _source(passage: types.Passage) -> Source:
   named: Any = {"id": passage.id, "title": citations.title(passage)}
-  return named | records.source(passage)
+  return named | citations.source(passage)
 
 
 def _logged(reason: str) -> str:

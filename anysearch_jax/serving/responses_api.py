@@ -16,8 +16,8 @@ import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.environment import records
-from anysearch_jax.serving import fields, wire
+from anysearch_jax.environment import citations
+from anysearch_jax.serving import fields
 
 Item = dict[str, Any]
 # Of an earlier response, sent back with its message.
@@ -68,7 +68,6 @@ class Request(fields.Request):
 class Writer:
   """Turns an agent's events into the API's, which end in the response."""
 
-  framed = staticmethod(wire.named)
   last = b""
 
   def __init__(self, asked: fields.Asked, served: fields.Served):
@@ -79,10 +78,9 @@ class Writer:
     self._items: list[Item] = []  # The output so far, in order.
     self._reasoning: Item | None = None  # The item that still grows.
 
-  def collected(self, told: Sequence[Sequence[events.Event]]) -> Item:
+  def collected(self, told: Sequence[events.Event]) -> Item:
     """Returns the response of all events of the answer, as the last event."""
-    (each,) = told
-    *_, last = itertools.chain.from_iterable(self.write(0, e) for e in each)
+    *_, last = itertools.chain.from_iterable(map(self.write, told))
     return last["response"]
 
   def begin(self) -> Iterator[Item]:
@@ -91,8 +89,8 @@ class Writer:
     for name in ("created", "in_progress"):
       yield self._event(f"response.{name}", response=response)
 
-  def write(self, index: int, event: events.Event) -> Iterator[Item]:
-    """Yields the API's events for one of the agent's; there is one answer."""
+  def write(self, event: events.Event) -> Iterator[Item]:
+    """Yields the API's events for one of the agent's."""
     if not isinstance(event, events.Thinking):
       yield from self._end_reasoning()
     match event:
@@ -160,10 +158,11 @@ class Writer:
     item = self._items[-1]
     item["status"] = "completed"
     item["action"]["sources"] = [
-      {"type": "url", "url": wire.source(passage)} for passage in found.passages
+      {"type": "url", "url": fields.url_of(passage)}
+      for passage in found.passages
     ]
     # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = records.passages(found.passages)
+    item["results"] = citations.passages(found.passages)
     for result, number in zip(item["results"], found.numbers, strict=False):
       result["number"] = number
     yield self._part("response.web_search_call.completed", indexed=False)
@@ -183,7 +182,7 @@ class Writer:
     part = {
       "type": "output_text",
       "text": text,
-      "annotations": wire.citations(reply, self._served.cites),
+      "annotations": fields.annotations(reply, cites=self._served.cites),
       "logprobs": [],
     }
     item = self._add(
@@ -246,7 +245,7 @@ class Writer:
       "tools": [{"type": "web_search"}],
       "temperature": sampling.temperature,
       "top_p": sampling.top_p,
-      "max_tool_calls": asked.budget,
+      "max_tool_calls": asked.budget.searches,
       "max_output_tokens": asked.max_tokens,
       "usage": reply and _usage(reply),
       "anysearch": reply and reply.record(),

@@ -10,7 +10,7 @@ import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import prompts, units, wording
+from anysearch_jax.environment import prompts, protocol, wording
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode
 
@@ -36,7 +36,7 @@ def save(tmp_path):
 def test_a_file_replaces_the_texts_of_an_environment(save):
   mine = systems.environment("search_r1", save(GOOD))
   shipped = systems.environment("search_r1")
-  assert units.render(mine.plain, budget=3, question="{B}?") == (
+  assert protocol.render(mine.plain, searches=3, question="{B}?") == (
     "You may search 3 times. {not a slot} {B}?"
   )
   assert (mine.scaffold, mine.over_budget) == (mine.plain, "Used up.\n")

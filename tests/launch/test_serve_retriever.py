@@ -23,7 +23,8 @@ import served
 import source_tree
 import waits
 
-from anysearch_jax.launch import http_server, serve_retriever
+from anysearch_jax.host import http_server
+from anysearch_jax.launch import serve_retriever
 from anysearch_jax.retrieval.index import building, opening
 from anysearch_jax.retrieval.service import service
 
