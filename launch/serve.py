@@ -124,9 +124,7 @@ def _serve_http(
   with contextlib.ExitStack() as stack:
     guard = None
     if f.keys:  # Before the policy, which may take minutes to load.
-      file = pathlib.Path(f.keys)
-      known = keys.Guard(keys.read(file), file.with_suffix(".usage.sqlite"))
-      guard = stack.enter_context(contextlib.closing(known))
+      guard = keys.Guard(keys.read(pathlib.Path(f.keys)))
     prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(agents.loaded(prepared))
     # Without the address of a model elsewhere, so that the greeting has one

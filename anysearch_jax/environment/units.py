@@ -64,8 +64,9 @@ def _stated(
 ) -> str:
   """Returns the text of each cap, whose name is its unit and `suffix`."""
   return "".join(
-    wording.fill(
-      texts(file).values[unit + suffix],
+    texts(file)
+    .values[unit + suffix]
+    .format(
       N=_number(cap),
       U=_number(used[unit]),
       R=_number(left := max(cap - used[unit], 0)),

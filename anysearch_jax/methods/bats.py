@@ -32,8 +32,7 @@ def regime(budget: int, used: int) -> str:
 def track(budget: int, used: int, *, texts: Mapping[str, str]) -> str:
   """Returns the budget block that follows an observation."""
   name = regime(budget, used)
-  return wording.fill(
-    texts["tracker"],
+  return texts["tracker"].format(
     used=used,
     left=budget - used,
     regime=name,

@@ -5,10 +5,9 @@ A file lists the keys by their SHA-256, so that reading it gives no access:
     {"alice": {"sha256": "...", "requests": 4, "searches_a_day": 1000,
                "tokens_a_day": 1000000, "max_budget": 5}}
 
-What a key used today is kept in an SQLite file beside it and outlives restarts.
 A request is charged its whole budget and token limit when it is admitted, and
 what it did not use is given back at its end: no timing lets a key exceed its
-day. A process that is killed gives nothing back.
+day. A server counts by itself, from its start.
 """
 
 from __future__ import annotations
@@ -18,19 +17,17 @@ import dataclasses
 import datetime
 import hashlib
 import hmac
-import logging
 import os
 import pathlib
 import re
 import secrets
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from anysearch_jax import budgets
 from anysearch_jax.config import settings
-from anysearch_jax.host import json_files, run_lock
+from anysearch_jax.host import json_files
 from anysearch_jax.serving import fields
 
 _NAME = settings.Range(
@@ -38,11 +35,6 @@ _NAME = settings.Range(
   re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch,  # type: ignore[arg-type]
 )
 _PREFIX = "sk-anysearch-"
-_log = logging.getLogger(__name__)
-_TABLE = (
-  "CREATE TABLE IF NOT EXISTS used (key TEXT, day TEXT, searches INTEGER, "
-  "tokens INTEGER, PRIMARY KEY (key, day))"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,59 +90,43 @@ def _key(path: pathlib.Path, name: str, values: Any) -> Key:
 def add(path: pathlib.Path, name: str) -> str:
   """Adds a key to a file of keys and returns it; it is stored nowhere else.
 
-  Raises ValueError if the name is taken or cannot be one, if the file is
-  damaged, or while another process adds a key.
+  Raises ValueError if the name is taken or cannot be one, or if the file is
+  damaged.
   """
   settings.check(Key(name), "--new_key")
-  with run_lock.hold(run_lock.beside(path)):
-    listed = json_files.read(path, missing={})
-    if name in listed:
-      raise ValueError(
-        f"--new_key: {path} has a key {name!r}; remove it there, or "
-        "choose another name."
-      )
-    key = _PREFIX + secrets.token_urlsafe(32)
-    listed[name] = {"sha256": _hash(key), "requests": Key.requests}
-    json_files.write(path, listed)
-    os.chmod(path, 0o600)
+  listed = json_files.read(path, missing={})
+  if name in listed:
+    raise ValueError(
+      f"--new_key: {path} has a key {name!r}; remove it there, or "
+      "choose another name."
+    )
+  key = _PREFIX + secrets.token_urlsafe(32)
+  listed[name] = {"sha256": _hash(key), "requests": Key.requests}
+  json_files.write(path, listed)
+  os.chmod(path, 0o600)
   return key
 
 
 class Guard:
-  """Admits the requests of known keys within their limits.
+  """Admits the requests of known keys within their limits, in one event loop.
 
   Args:
     keys: the known keys.
-    path: SQLite file of what was used; it is made if it is missing.
     now: returns the time in a time zone.
-
-  Raises:
-    ValueError: the file is damaged or cannot be written.
   """
 
   def __init__(
     self,
     keys: tuple[Key, ...],
-    path: pathlib.Path,
     *,
     now: Callable[..., datetime.datetime] = datetime.datetime.now,
   ):
-    self.keys, self._now = keys, now
+    self.keys = keys
+    self._now = now
     self._running: Counter[str] = Counter()
-    try:
-      self._rows = sqlite3.connect(path, timeout=10, check_same_thread=False)
-      self._rows.execute("PRAGMA journal_mode=WAL")
-      self._rows.execute(_TABLE)
-      self._rows.commit()
-    except sqlite3.Error as error:
-      raise ValueError(
-        f"{path}: {error}; expected the file of what keys have used today. "
-        "Without it their day begins again."
-      ) from error
-
-  def close(self) -> None:
-    """Closes the file."""
-    self._rows.close()
+    # By name of the key and day.
+    self._searches: Counter[tuple[str, str]] = Counter()
+    self._tokens: Counter[tuple[str, str]] = Counter()
 
   def key(self, header: str | None) -> Key:
     """Returns the key of an `Authorization` header.
@@ -191,8 +167,7 @@ class Guard:
 
     Raises:
       fields.RequestError: 429, the key has too many requests or has used up its
-        day; 400, its requests may not have such a budget; 503, what it uses
-        cannot be written.
+        day; 400, its requests may not have such a budget.
     """
     if searches > key.max_budget:
       raise fields.refuse(
@@ -206,71 +181,45 @@ class Guard:
         code="rate_limit_exceeded",
         retry_after=1,
       )
-    day = self._now(datetime.UTC).date().isoformat()
-    with self._written():
-      # No other process charges between the check and the charge.
-      self._rows.execute("BEGIN IMMEDIATE")
-      self._check(key, searches, tokens)
-      self._charge(key, day, searches, tokens)
+    day = self._day(key)
+    self._check(key, "searches", self._searches[day], searches)
+    self._check(key, "tokens", self._tokens[day], tokens)
+    self._searches[day] += searches
+    self._tokens[day] += tokens
     self._running[key.name] += 1
     try:
       yield
     finally:
       self._running[key.name] -= 1
-      n, written = used()
-      with contextlib.suppress(fields.RequestError):  # Nothing is given back.
-        self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
+      used_searches, used_tokens = used()
+      self._searches[day] -= max(searches - used_searches, 0)
+      self._tokens[day] -= max(tokens - used_tokens, 0)
 
   def used(self, key: Key) -> tuple[int, int]:
     """Returns the searches and tokens that a key was charged today."""
-    day = self._now(datetime.UTC).date().isoformat()
-    row = self._rows.execute(
-      "SELECT searches, tokens FROM used WHERE key = ? AND day = ?",
-      (key.name, day),
-    ).fetchone()
-    return row or (0, 0)
+    day = self._day(key)
+    return self._searches[day], self._tokens[day]
 
-  def _check(self, key: Key, searches: int, tokens: int) -> None:
-    used, now = self.used(key), self._now(datetime.UTC)
-    left = 86_400 - (now.hour * 60 + now.minute) * 60 - now.second
-    for what, before, wanted, most in (
-      ("searches", used[0], searches, key.searches_a_day),
-      ("tokens", used[1], tokens, key.tokens_a_day),
-    ):
-      if before + wanted > most:
-        # What is under way may give back what it reserved.
-        soon = self._running[key.name] > 0 and wanted <= most
-        raise fields.RequestError(
-          429,
-          f"This key has used or reserved {before} of its {most} {what} of "
-          f"today (UTC), and this request may need {wanted}; ask for less, or "
-          f"{'when a request has ended' if soon else 'tomorrow'}.",
-          code="rate_limit_exceeded" if soon else "insufficient_quota",
-          retry_after=1 if soon else left,
-        )
+  def _day(self, key: Key) -> tuple[str, str]:
+    return key.name, self._now(datetime.UTC).date().isoformat()
 
-  @contextlib.contextmanager
-  def _written(self) -> Iterator[None]:
-    """Writes what the block changes, all of it or nothing."""
-    try:
-      with self._rows:
-        yield
-    except sqlite3.Error as error:
-      _log.error("What keys use today cannot be written: %s", error)
-      raise fields.RequestError(
-        503,
-        "The service cannot write what its keys use now; ask later.",
-        retry_after=5,
-      ) from error
-
-  def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
-    with self._written():
-      self._rows.execute(
-        "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
-        "SET searches = searches + excluded.searches, "
-        "tokens = tokens + excluded.tokens",
-        (key.name, day, searches, tokens),
-      )
+  def _check(self, key: Key, unit: str, charged: int, wanted: int) -> None:
+    """Refuses a request that may need more of a unit than its day has left."""
+    limit = getattr(key, f"{unit}_a_day")
+    if charged + wanted <= limit:
+      return
+    now = self._now(datetime.UTC)
+    seconds = 86_400 - (now.hour * 60 + now.minute) * 60 - now.second
+    # What is under way may give back what it reserved.
+    soon = self._running[key.name] > 0 and wanted <= limit
+    raise fields.RequestError(
+      429,
+      f"This key has used or reserved {charged} of its {limit} {unit} of "
+      f"today (UTC), and this request may need {wanted}; ask for less, or "
+      f"{'when a request has ended' if soon else 'tomorrow'}.",
+      code="rate_limit_exceeded" if soon else "insufficient_quota",
+      retry_after=1 if soon else seconds,
+    )
 
 
 def _hash(key: str) -> str:

@@ -100,7 +100,6 @@ def guarded(tmp_path):
   key, guard = guarding(tmp_path, searches_a_day=3, max_budget=2)
   with served(guard=guard) as (url, _):
     yield url, key, guard
-  guard.close()
 
 
 def test_key_is_needed_and_charged_for_what_was_used(guarded):
@@ -151,7 +150,6 @@ def test_client_that_leaves_before_the_end_is_charged_what_it_may_have_used(
           break
     wait_for(lambda: service._running == 0)
   assert guard.used(known) == (1, 2000)
-  guard.close()
 
 
 @pytest.mark.parametrize(
@@ -392,4 +390,3 @@ def test_clients_that_leave_pay_for_every_search_and_disturb_nobody(tmp_path):
   assert f"anysearch_searches_total {searches}.0" in metrics
   assert 14 * 3 <= len(retriever.requests) <= searches <= 42 * 5
   assert tokens <= 42 * 2000
-  guard.close()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
-import multiprocessing
-import sqlite3
 import stat
 
 import pytest
 
-from anysearch_jax.host import run_lock
 from anysearch_jax.serving import fields, keys
 
 NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
@@ -27,10 +23,8 @@ def clock():
 
 
 @pytest.fixture
-def guard(tmp_path, clock):
-  made = keys.Guard((ALICE,), tmp_path / "used", now=lambda zone: clock[0])
-  yield made
-  made.close()
+def guard(clock):
+  return keys.Guard((ALICE,), now=lambda zone: clock[0])
 
 
 def admitted(guard, key=ALICE, *, searches=1, tokens=1, used=None):
@@ -53,7 +47,7 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
   text = path.read_text()
   assert first not in text and second not in text
   assert stat.S_IMODE(path.stat().st_mode) == 0o600
-  guard = keys.Guard(keys.read(path), tmp_path / "used")
+  guard = keys.Guard(keys.read(path))
   assert guard.key(f"Bearer {second}").name == "bob"
   with pytest.raises(ValueError, match="alice"):
     keys.add(path, "alice")
@@ -63,28 +57,6 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
   path.write_text('{"alice": {')
   with pytest.raises(ValueError, match=r"keys.json: not a whole JSON file"):
     keys.add(path, "carol")
-
-
-def test_two_processes_lose_no_key(tmp_path):
-  path = tmp_path / "keys.json"
-  with run_lock.hold(run_lock.beside(path)):
-    with pytest.raises(ValueError, match=r"keys.json.lock: found it held by"):
-      keys.add(path, "alice")
-  keys.add(path, "alice")
-  assert [key.name for key in keys.read(path)] == ["alice"]
-
-
-def test_use_that_cannot_be_written_is_503_and_costs_no_answer(guard, tmp_path):
-  guard._rows.execute("PRAGMA busy_timeout = 1")
-  other = sqlite3.connect(tmp_path / "used", isolation_level=None)
-  with contextlib.closing(other):
-    with admitted(guard, searches=4, used=(1, 1)):
-      other.execute("BEGIN IMMEDIATE")
-    assert refusal(guard).status == 503
-    other.execute("ROLLBACK")
-  assert guard.used(ALICE) == (4, 1)  # Nothing was given back.
-  with admitted(guard, searches=4):
-    pass
 
 
 @pytest.mark.parametrize(
@@ -136,13 +108,6 @@ def test_what_is_only_reserved_is_soon_given_back(guard):
     assert refusal(guard, tokens=1001).code == "insufficient_quota"
 
 
-def test_damaged_file_of_what_was_used_is_one_sentence(tmp_path):
-  path = tmp_path / "used.sqlite"
-  path.write_text("no database " * 999)
-  with pytest.raises(ValueError, match="used.sqlite: "):
-    keys.Guard((ALICE,), path)
-
-
 def test_day_that_is_used_up_ends_at_midnight(guard, clock):
   for _ in range(2):
     with admitted(guard, searches=5, tokens=1):
@@ -161,41 +126,8 @@ def test_request_over_midnight_is_given_back_to_its_own_day(guard, clock):
   assert guard.used(ALICE) == (2, 1)
 
 
-def race(path, barrier, charged):
-  """Admits a request of each of 100 keys that may search once a day."""
-  names = [keys.Key(f"{n}", searches_a_day=1) for n in range(100)]
-  guard = keys.Guard(tuple(names), path)
-  barrier.wait(60)
-  for key in names:
-    with contextlib.suppress(fields.RequestError), admitted(guard, key):
-      charged.put(key.name)
-  charged.put(None)
-
-
-def test_processes_that_race_charge_a_key_no_more_than_its_day(tmp_path):
-  new = multiprocessing.get_context("spawn")
-  charged = new.Queue()
-  shared = tmp_path / "used", new.Barrier(3), charged
-  racing = [new.Process(target=race, args=shared) for _ in range(3)]
-  for each in racing:
-    each.start()
-  found = [
-    n for _ in racing for n in iter(lambda: charged.get(timeout=60), None)
-  ]
-  assert sorted(found, key=int) == [f"{n}" for n in range(100)]
-
-
 def test_budget_above_the_keys_is_refused(guard):
   assert refusal(guard, searches=6).status == 400
-
-
-def test_use_outlives_a_restart(tmp_path):
-  for expected in ((2, 10), (4, 20)):
-    guard = keys.Guard((ALICE,), tmp_path / "used", now=lambda zone: NOON)
-    with admitted(guard, searches=2, tokens=10):
-      pass
-    assert guard.used(ALICE) == expected
-    guard.close()
 
 
 @pytest.mark.parametrize(
