@@ -1,8 +1,7 @@
 """Listens for an HTTP service until a signal arrives; bounds its requests.
 
 Ctrl-C, SIGTERM or SIGHUP stop the server: it answers open requests within the
-grace and returns. Until then it still listens, so that the service can tell new
-clients that it stops. A second signal ends it at once.
+grace and returns. A second signal ends it at once.
 
 uvicorn waits without limit for the rest of a request's headers and for a client
 to read its answer. A few hundred connections with half a request could use up
@@ -29,7 +28,6 @@ import os
 import re
 import resource
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -53,7 +51,6 @@ _BACKLOG = 2048
 # large backlog a burst would use up all file descriptors despite our limit:
 # https://github.com/python/cpython/blob/3.11/Lib/asyncio/selector_events.py#L159
 _ACCEPTED = 8
-_POLL = 0.05
 _DROPPED = 2**28  # Bytes of a body that are read before it is refused.
 # Seconds within which a client must read its answer.
 _READING = 60
@@ -82,7 +79,7 @@ class Server(uvicorn.Server):
   ):
     super().__init__(config)
     self.service = service
-    self.grace = grace
+    self._grace = grace
     self._greeting = greeting
     self._signals = signals
 
@@ -104,32 +101,14 @@ class Server(uvicorn.Server):
     with self._signals(end, end_now):
       yield
 
-  async def answered(self, end: float) -> float:
-    """Waits for the answers to open requests, at most until `end`.
-
-    It returns until when slow readers may read them.
-    """
-    if (drained := self.service.drain(self.grace)) is not None:
-      for server in self.servers:
-        server.close()
-      await drained
-      return time.monotonic()
-    open_now = [
-      connection.cycle
-      for connection in self.server_state.connections
-      if isinstance(connection, httptools_impl.HttpToolsProtocol)
-      and connection.cycle is not None
-    ]
-    while not self.force_exit and time.monotonic() < end:
-      if all(each.response_complete or each.disconnected for each in open_now):
-        break
-      await asyncio.sleep(_POLL)
-    return end
-
   async def shutdown(self, sockets=None) -> None:
-    end = await self.answered(time.monotonic() + self.grace)
-    left = max(0.0, end - time.monotonic())
-    self.config.timeout_graceful_shutdown = int(left) + 2
+    for server in self.servers:
+      server.close()
+    seconds = self._grace
+    if (drained := self.service.drain(self._grace)) is not None:
+      await drained
+      seconds = 0.0
+    self.config.timeout_graceful_shutdown = int(seconds) + 2
     await super().shutdown(sockets)
 
 
