@@ -76,7 +76,7 @@ class Writer:
     reply = last.reply
     message = _message(reply, self._cites)
     message["reasoning_content"] = "".join(map(_reasoning, told))
-    choice = {"message": message, "anysearch": reply.record()}
+    choice: dict[str, Any] = {"message": message, "anysearch": reply.record()}
     completion = self._values("chat.completion", choice, _finish(reply))
     return completion | {"usage": _usage(reply)}
 
@@ -86,7 +86,7 @@ class Writer:
     return self._values("chat.completion.chunk", {"delta": delta}, finish)
 
   def _values(
-    self, kind: str, choice: Mapping[str, Any], finish: str | None
+    self, kind: str, choice: dict[str, Any], finish: str | None
   ) -> dict[str, Any]:
     described = {"index": 0, "finish_reason": finish, "logprobs": None}
     return {
@@ -112,7 +112,7 @@ def _reasoning(event: events.Event) -> str:
 
 
 def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
-  cited = fields.annotations(reply, cites=cites)
+  cited = fields.url_citations(reply, cites=cites)
   return {
     "role": "assistant",
     "content": reply.answer,

@@ -472,7 +472,7 @@ def url_of(passage: types.Passage) -> str:
   return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
 
 
-def annotations(reply: events.Reply, *, cites: bool) -> list[dict[str, Any]]:
+def url_citations(reply: events.Reply, *, cites: bool) -> list[dict[str, Any]]:
   """Returns the citations of an answer.
 
   With `cites` there is one for each mark such as `[2]`, with the number and the

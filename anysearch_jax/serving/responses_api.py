@@ -184,7 +184,7 @@ class Writer:
     part["logprobs"] = []
     yield from self._begin("msg", "message", part, role="assistant")
     part["text"] = text
-    part["annotations"] = fields.annotations(reply, cites=self._served.cites)
+    part["annotations"] = fields.url_citations(reply, cites=self._served.cites)
     yield self._part("response.output_text.delta", delta=text, logprobs=[])
     for index, annotation in enumerate(part["annotations"]):
       yield self._part(

@@ -178,21 +178,3 @@ def test_regime_boundaries(used, regime):
 
 def test_regime_is_critical_at_budget_zero():
   assert bats.regime(0, 0) == "CRITICAL"
-
-
-@pytest.mark.parametrize(
-  ("text", "accepted"),
-  [
-    ('{"decision": "SUCCESS"}', True),
-    ('{"decision": "CONTINUE"}', False),
-    ('```json\n{"verification": [],\n"decision" : "PIVOT"}\n```', False),
-    ('{"decision": "CONTINUE", "justi', False),
-    ('"decision": "SUCCESS", "CONTINUE"? {"decision": "PIVOT"}', False),
-    ('{"decision": null}', True),
-    ("It stands.", True),
-    ("", True),
-    ("[" * 100_000, True),
-  ],
-)
-def test_verification_accepts_or_rejects_an_answer(text, accepted):
-  assert bats.accepted(text) is accepted
