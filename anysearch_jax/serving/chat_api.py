@@ -67,7 +67,7 @@ class Writer:
 
   def refused(self, error: fields.RequestError) -> dict[str, Any]:
     """Returns the chunk of an error after the first chunk was sent."""
-    return error.body()
+    return {"error": fields.error_of(error)}
 
   def collected(self, told: Sequence[events.Event]) -> dict[str, Any]:
     """Returns the completion of all events of the answer."""

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
+from starlette import exceptions
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -47,7 +48,7 @@ _AROUND = re.compile(
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
-class RequestError(Exception):
+class RequestError(exceptions.HTTPException):
   """A request is refused.
 
   Args:
@@ -67,27 +68,22 @@ class RequestError(Exception):
     code: str | None = None,
     retry_after: int | None = None,
   ):
-    super().__init__(message)
-    self.status, self.param, self.code = status, param, code
-    self.retry_after = retry_after
+    headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+    super().__init__(status, message, headers)
+    self.param = param
+    self.code = code
 
-  @property
-  def headers(self) -> dict[str, str]:
-    """The headers of the response."""
-    after = self.retry_after
-    return {} if after is None else {"retry-after": str(after)}
 
-  def body(self) -> dict[str, Any]:
-    """The JSON of the response."""
-    kind = "invalid_request_error" if self.status < 500 else "server_error"
-    return {
-      "error": {
-        "message": str(self),
-        "type": _TYPES.get(self.status, kind),
-        "param": self.param,
-        "code": self.code,
-      }
-    }
+def error_of(error: exceptions.HTTPException) -> dict[str, Any]:
+  """Returns the JSON of an error in OpenAI's form."""
+  status = error.status_code
+  kind = "invalid_request_error" if status < 500 else "server_error"
+  return {
+    "message": error.detail,
+    "type": _TYPES.get(status, kind),
+    "param": getattr(error, "param", None),
+    "code": getattr(error, "code", None),
+  }
 
 
 def new_id() -> str:

@@ -109,7 +109,7 @@ class Writer:
 
   def refused(self, error: fields.RequestError) -> Item:
     """Returns the event of an error after the first event was sent."""
-    values = error.body()["error"]
+    values = fields.error_of(error)
     return self._event(
       "error",
       code=values["code"] or values["type"],

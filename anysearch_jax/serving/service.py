@@ -320,9 +320,7 @@ class Service:
       response = await self._answer(account, request)
     except BaseException as error:
       status = 499 if isinstance(error, asyncio.CancelledError) else 500
-      if isinstance(error, fields.RequestError):
-        status = error.status
-      elif isinstance(error, exceptions.HTTPException):
+      if isinstance(error, exceptions.HTTPException):
         status = error.status_code
       self._close(account, status)
       raise
@@ -385,7 +383,7 @@ class Service:
       account.status = 200
     except fields.RequestError as error:
       yield _frame(writer.refused(error))
-      account.status = error.status
+      account.status = error.status_code
 
   async def _events(
     self, account: Account, asked: fields.Asked
@@ -524,22 +522,20 @@ def create_app(service: Service) -> applications.Starlette:
     request: requests.Request, error: Exception
   ) -> responses_lib.Response:
     name = request.scope.get(_ID, "")
-    headers: Mapping[str, str] | None = None
-    if isinstance(error, exceptions.HTTPException):
-      headers = error.headers
-      sentence = error.detail
-      if error.status_code in (404, 405):
-        sentence = f"{sentence}; expected one of {paths}."
-      error = fields.RequestError(error.status_code, sentence)
-    elif not isinstance(error, fields.RequestError):
+    if not isinstance(error, exceptions.HTTPException):
       error = _failed(name, error)
-    headers = {**(headers or error.headers), **({_ID: name} if name else {})}
-    return _json(error.body(), error.status, headers)
+    values = fields.error_of(error)
+    if not name and error.status_code in (404, 405):  # No route has it.
+      values["message"] += f"; expected one of {paths}."
+    response = _json({"error": values}, error.status_code, error.headers)
+    if name:
+      response.headers[_ID] = name
+    return response
 
   return applications.Starlette(
     routes=routes,
     exception_handlers=dict.fromkeys(
-      (fields.RequestError, exceptions.HTTPException, Exception), refused
+      (exceptions.HTTPException, Exception), refused
     ),
   )
 
