@@ -64,7 +64,6 @@ def define_flags() -> None:
   )
   flags.DEFINE_bool("mcp", False, "Serve MCP over standard input and output.")
   flags.DEFINE_bool("http", False, "With --mcp: serve it over HTTP instead.")
-  flags.DEFINE_integer("seed", 42, "With --mcp: of random numbers.", 0)
   flags.DEFINE_integer(
     "queue", 0, "Questions under way at a time; 0: eight for each slot.", 0
   )
@@ -73,7 +72,6 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "new_key", None, "Adds a key of this name to --keys, prints it, and ends."
   )
-  flags.DEFINE_bool("log_questions", False, "Whether the log has their texts.")
   launch_flags.define_listening()
   launch_flags.define_process()
 
@@ -148,7 +146,6 @@ def _serve_http(
       ),
       guard=guard,
       most=f.queue,
-      log_questions=f.log_questions,
     )
     http_server.serve(
       service.create_app(running),
@@ -214,7 +211,6 @@ def _serve_mcp(
       examples=prepared.examples,
       max_budget=f.max_budget,
       passages=config.episode.top_k,
-      seed=f.seed,
       deadline=f.deadline,
       prices=agents.prices(config),
     )

@@ -23,8 +23,6 @@ class Request(fields.Request):
   max_completion_tokens: fields.Tokens | None = None
   max_tokens: fields.Tokens | None = None
   response_format: fields.Form = fields.Form()
-  web_search_options: Any = None
-  reasoning_effort: Any = None
 
   def turns(self) -> list[tuple[str, str]]:
     return fields.said_by(self.messages)

@@ -38,6 +38,11 @@ _HARMLESS = frozenset(
     "prompt_cache_retention",
     "parallel_tool_calls",
     "verbosity",
+    "reasoning",
+    "reasoning_effort",
+    "include",
+    "truncation",
+    "web_search_options",
   )
 )
 # What pydantic's messages have around the value that it expects.
@@ -392,21 +397,29 @@ def _model(request: Request, served: Served) -> tuple[str, int | None]:
   return model, int(budget)
 
 
+def budget_of(text: str, prices: budgets.Prices) -> budgets.Budget:
+  """Returns the budget of a text such as searches=3,tokens=256.
+
+  Raises:
+    ValueError: the text is no budget, or it has dollars without `prices`.
+  """
+  budget = budgets.parse(text, prices)
+  if budget.dollars < math.inf and not prices:
+    raise ValueError(
+      f"found {text!r}, expected other units than dollars: nothing here has a "
+      "price."
+    )
+  return budget
+
+
 def _caps(request: Request, served: Served) -> budgets.Budget:
-  """Returns the budget of the field `budget`, such as searches=3,tokens=256."""
+  """Returns the budget of the field `budget`."""
   if request.budget is None:
     return budgets.NO_CAPS
   try:
-    caps = budgets.parse(request.budget, served.prices)
+    return budget_of(request.budget, served.prices)
   except ValueError as error:
     raise RequestError(400, f"budget: {error}", param="budget") from error
-  if caps.dollars < math.inf and not served.prices:
-    raise refuse(
-      "budget",
-      request.budget,
-      "other units than dollars; this service has no prices",
-    )
-  return caps
 
 
 def _searches(

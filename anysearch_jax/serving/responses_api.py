@@ -10,7 +10,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pydantic
 
@@ -50,10 +50,7 @@ class Request(fields.Request):
   instructions: fields.Texts | None = None
   max_output_tokens: fields.Tokens | None = None
   background: fields.Off = False
-  truncation: Literal["auto", "disabled"] = "disabled"
   text: _Text = _Text()
-  reasoning: Any = None
-  include: Any = None
 
   def turns(self) -> list[tuple[str, str]]:
     messages = fields.said_by(self.input)
@@ -180,8 +177,12 @@ class Writer:
     yield self._event(f"response.{status}", response=response)
 
   def _message(self, text: str, reply: events.Reply) -> Iterator[Item]:
-    part = {"type": "output_text", "text": "", "annotations": []}
-    part["logprobs"] = []
+    part: Item = {
+      "type": "output_text",
+      "text": "",
+      "annotations": [],
+      "logprobs": [],
+    }
     yield from self._begin("msg", "message", part, role="assistant")
     part["text"] = text
     part["annotations"] = fields.url_citations(reply, cites=self._served.cites)

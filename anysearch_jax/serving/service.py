@@ -209,12 +209,10 @@ class Account:
       return self.reply.reason
     return ""
 
-  def line(
-    self, status: int, seconds: float, with_question: bool
-  ) -> dict[str, Any]:
+  def line(self, status: int, seconds: float) -> dict[str, Any]:
     """Returns the values of the request's line in the log."""
     reply = self.reply
-    values: dict[str, Any] = {
+    return {
       "request": self.id,
       "route": self.route,
       "status": status,
@@ -226,9 +224,6 @@ class Account:
       "outcome": str(reply.outcome) if reply else None,
       "failure": self.failure(),
     }
-    if with_question and self.asked:
-      values["question"] = self.asked.question
-    return values
 
 
 @dataclasses.dataclass(eq=False)
@@ -240,7 +235,6 @@ class Service:
     served: what may be asked.
     guard: admits keys; None admits everybody.
     most: questions under way at a time, those that wait for a place included.
-    log_questions: whether the log holds the texts of questions.
     locked: whether every client needs a key.
     draining: whether the service is about to stop and refuses new questions.
   """
@@ -250,7 +244,6 @@ class Service:
   _: dataclasses.KW_ONLY
   guard: keys.Guard | None = None
   most: int = 0
-  log_questions: bool = False
   draining: bool = False
 
   def __post_init__(self):
@@ -459,7 +452,7 @@ class Service:
     seconds = time.monotonic() - account.started
     self._metrics.responded(account.route, status, seconds)
     if _log.isEnabledFor(logging.INFO):
-      _log.info(json.dumps(account.line(status, seconds, self.log_questions)))
+      _log.info(json.dumps(account.line(status, seconds)))
 
   def _key(self, request: requests.Request) -> keys.Key | None:
     if self.guard is None:
