@@ -19,7 +19,7 @@ paper's run (`configs/paper.py`), besides the adapters: a rollout has 128
 questions instead of 512, and an optimizer step 128 trajectories instead of 512.
 An episode generates 2048 tokens at most instead of 4096, and the lengths in the
 reward are halved with that.
-Memory: docs/training.md has the plan of each preset.
+Memory: docs/one_gpu.md has the plan of each preset.
 Expected: unknown; nothing has been trained with it yet.
 """
 

@@ -4,7 +4,7 @@ The hyperparameters are the paper's table; most are the defaults of `config`.
 The hardware is one node of eight GPUs of 80 GB (the paper: H800): 0-3 train
 (fsdp 2, tensor parallelism 2) while 4-7 sample the next rollout. Questions come
 from data/qa (launch.prepare_data), passages from indexes/e5
-(launch.build_index); docs/training.md has the commands.
+(launch.build_index); docs/one_gpu.md has the commands.
 
 Presets, `--config=configs/<policy>.py:<preset>`:
     (none)       512 trajectories per optimizer step, five steps per rollout

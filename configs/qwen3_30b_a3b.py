@@ -4,7 +4,7 @@ Hardware: one node of eight H200, which train and sample in turns. Each has 16
 of a layer's experts (`mesh.expert`). Eight GPUs of 80 GB are too few: masters,
 moments, gradients and two copies in bfloat16 take 78 GiB on each.
 `configs/one_gpu.py:qwen3_30b_a3b-141` adapts its attention on one H200.
-Memory and hours: docs/training.md. Questions and passages: `configs/paper.py`.
+Memory and hours: docs/will_it_fit.md. Questions, passages: `configs/paper.py`.
 Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download Qwen/Qwen3-30B-A3B --local-dir models/Qwen3-30B-A3B

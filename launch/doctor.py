@@ -262,7 +262,7 @@ def devices() -> Iterator[Finding]:
         f"this machine has a {platform.upper()} device, and JAX computes on "
         f"the CPU ({_refusal(platform)})",
         f"Run `make setup EXTRAS={extra}` in a checkout, and see that "
-        "JAX_PLATFORMS is not set (docs/training.md).",
+        "JAX_PLATFORMS is not set (docs/one_gpu.md).",
       )
 
 

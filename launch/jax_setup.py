@@ -177,6 +177,6 @@ def refuse_cpu(a: architecture_lib.Architecture, *, allow: bool) -> None:
   if not allow and (found := cpu_problem(a)):
     raise ValueError(
       f"{found}. launch.doctor says which plug-in is missing or failed "
-      "(docs/training.md has the commands that install it); --allow_cpu "
+      "(docs/one_gpu.md has the commands that install it); --allow_cpu "
       "computes on the CPU all the same."
     )

@@ -255,7 +255,7 @@ def accelerated(a: architecture_lib.Architecture) -> Finding:
   if found := jax_setup.cpu_problem(a):
     return problem(
       found,
-      "install JAX for the accelerator (docs/training.md), or pass "
+      "install JAX for the accelerator (docs/one_gpu.md), or pass "
       "--allow_cpu to the command that computes.",
     )
   return ok("the policy suits the devices")

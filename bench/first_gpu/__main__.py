@@ -4,7 +4,7 @@
     python -m bench.first_gpu --rehearse --output=DIR      on a CPU, tiny
 
 Writes DIR/first_gpu.json (the `stages` with name, status, seconds and figures)
-after each stage. docs/training.md explains stages and figures.
+after each stage. docs/one_gpu.md explains stages and figures.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def loop(notes: Notes) -> None:
 def server(notes: Notes) -> None:
   """Times an SGLang server that samples rows of `decode`'s shorter context."""
   if not notes.server:
-    raise SkippedError("no --server; docs/training.md says how to start one")
+    raise SkippedError("no --server; docs/one_node.md says how to start one")
   context, tokens = (8, 4) if notes.rehearse else (2048, 128)
   for rows in (2,) if notes.rehearse else (32, 128, 256):
     rng = np.random.default_rng(rows)

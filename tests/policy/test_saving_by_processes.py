@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 import waits
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -93,6 +94,7 @@ def test_of_two_processes_the_first_writes_the_bytes_of_one(tmp_path):
   assert _files(tmp_path / "two") == _files(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_a_full_disk_of_one_process_is_an_error_of_both(tmp_path):
   both = _save(tmp_path / "two", count=2, full="0")
   for lines in both:

@@ -173,7 +173,9 @@ def test_experts_sample_the_same_on_a_mesh(monkeypatch):
   _alike(_play(engine, _ALL[:10]), played)
 
 
-@pytest.mark.parametrize("window", [0, 10])
+@pytest.mark.parametrize(
+  "window", [pytest.param(0, marks=pytest.mark.slow), 10]
+)
 def test_float8_cache_samples_the_same_in_any_order_and_on_a_mesh(
   params, window
 ):

@@ -47,16 +47,21 @@ def _assert_scored(engine, params, played, rng):
       at = end + len(small_engine.ENVIRONMENT)
 
 
+def slow(*values):
+  """A case that only `make test-all` runs."""
+  return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
   ("dtype", "axes", "changes"),
   [
     ("float32", {}, {}),
-    ("float32", {}, {"architecture": _WINDOWED}),
+    slow("float32", {}, {"architecture": _WINDOWED}),
     # Each token by its own experts alone, and by all.
-    ("float32", {}, {"case": "qwen3-moe", "few": 0}),
-    ("float32", {"data": 2, "expert": 2}, {"case": "qwen3-moe", "few": 0}),
+    slow("float32", {}, {"case": "qwen3-moe", "few": 0}),
+    slow("float32", {"data": 2, "expert": 2}, {"case": "qwen3-moe", "few": 0}),
     ("bfloat16", {}, {"case": "gpt-oss", "few": 8}),
-    ("bfloat16", {}, {"kv_dtype": "float8"}),
+    slow("bfloat16", {}, {"kv_dtype": "float8"}),
     ("bfloat16", {"data": 2, "tensor": 2}, {}),
   ],
 )
@@ -122,7 +127,7 @@ def test_a_token_changes_no_bit_of_the_tokens_before_it(monkeypatch):
   np.testing.assert_array_equal(first(99, exact=True), first(500, exact=True))
 
 
-@pytest.mark.parametrize("mesh", [{}, {"fsdp": 2, "tensor": 2}])
+@pytest.mark.parametrize("mesh", [slow({}), {"fsdp": 2, "tensor": 2}])
 def test_ratios_of_a_rollouts_first_step_are_exactly_1(
   mesh, tmp_path, monkeypatch
 ):

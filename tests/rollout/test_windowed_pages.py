@@ -52,7 +52,14 @@ def poisoned(engine):
   return freed
 
 
-@pytest.mark.parametrize("case", ["gemma3-tied", "olmo3", "gpt-oss"])
+@pytest.mark.parametrize(
+  "case",
+  [
+    "gpt-oss",
+    pytest.param("gemma3-tied", marks=pytest.mark.slow),
+    pytest.param("olmo3", marks=pytest.mark.slow),
+  ],
+)
 def test_freed_pages_are_not_read_and_turns_equal_a_full_forward(case):
   """With chunks, shared prompts, few pages and episodes in any order."""
   a = random_models.architecture(case, vocab_size=len(small_engine.TEXTS))

@@ -66,7 +66,11 @@ def chosen_by(torch, model, context, active):
 
 @pytest.mark.parametrize(
   "changes",
-  [{}, {"kv_tokens": 200}, {"mesh": {"data": 2}}],
+  [
+    {"kv_tokens": 200},
+    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param({"mesh": {"data": 2}}, marks=pytest.mark.slow),
+  ],
   ids=str,
 )
 def test_turns_have_the_experts_of_one_pass_over_their_context(
