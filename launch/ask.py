@@ -34,7 +34,7 @@ from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.environment import citations, records
+from anysearch_jax.environment import citations
 from anysearch_jax.launch import documents, jax_setup, policies
 from anysearch_jax.launch import evaluate as launch_evaluate
 from anysearch_jax.launch import flags as launch_flags
@@ -203,7 +203,7 @@ def record(reply: events.Reply) -> dict[str, Any]:
     **reply.record(),
     "queries": list(reply.trajectory.queries),
     "citations": [
-      {"number": number, "id": p.id, "title": p.title} | records.source(p)
+      {"number": number, "id": p.id, "title": p.title} | citations.source(p)
       for number, p in reply.citations
     ],
     "refused_citations": list(reply.refused_citations),

@@ -35,13 +35,8 @@ from absl import app, flags
 
 import anysearch_jax
 from anysearch_jax import config as config_lib
-from anysearch_jax.launch import (
-  documents,
-  http_server,
-  jax_setup,
-  policies,
-  stopping,
-)
+from anysearch_jax.host import http_server
+from anysearch_jax.launch import documents, jax_setup, policies, stopping
 from anysearch_jax.launch import flags as launch_flags
 
 if typing.TYPE_CHECKING:
@@ -69,7 +64,6 @@ def define_flags() -> None:
   )
   flags.DEFINE_bool("mcp", False, "Serve MCP over standard input and output.")
   flags.DEFINE_bool("http", False, "With --mcp: serve it over HTTP instead.")
-  flags.DEFINE_integer("seed", 42, "With --mcp: of random numbers.", 0)
   flags.DEFINE_integer(
     "queue", 0, "Questions under way at a time; 0: eight for each slot.", 0
   )
@@ -78,7 +72,6 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "new_key", None, "Adds a key of this name to --keys, prints it, and ends."
   )
-  flags.DEFINE_bool("log_questions", False, "Whether the log has their texts.")
   launch_flags.define_listening()
   launch_flags.define_process()
 
@@ -130,8 +123,8 @@ def _serve_http(
     guard = None
     if f.keys:  # Before the policy, which may take minutes to load.
       file = pathlib.Path(f.keys)
-      known = keys.Guard(keys.read(file), file.with_suffix(".usage.sqlite"))
-      guard = stack.enter_context(contextlib.closing(known))
+      guard = keys.Guard(keys.read(file), file.with_suffix(".usage.sqlite"))
+      stack.callback(guard.close)
     prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(agents.loaded(prepared))
     # Without the address of a model elsewhere, so that the greeting has one
@@ -155,7 +148,6 @@ def _serve_http(
       ),
       guard=guard,
       most=f.queue,
-      log_questions=f.log_questions,
     )
     http_server.serve(
       service.create_app(running),
@@ -165,6 +157,7 @@ def _serve_http(
       port=port,
       connections=f.connections,
       headers=10,
+      signals=stopping.heard,
       request=deadline,
       grace=f.grace,
       hosts=f.hosts,
@@ -220,7 +213,6 @@ def _serve_mcp(
       examples=prepared.examples,
       max_budget=f.max_budget,
       passages=config.episode.top_k,
-      seed=f.seed,
       deadline=f.deadline,
       prices=agents.prices(config),
     )
@@ -293,6 +285,7 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
     port=8401 if f.port is None else f.port,
     connections=f.connections,
     headers=10,
+    signals=stopping.heard,
     request=1e9,  # A call may take as long as it likes.
     grace=f.grace,
     hosts=f.hosts,

@@ -24,9 +24,9 @@ from typing import Any
 
 from absl import app, flags
 
-from anysearch_jax.host import http_calls
+from anysearch_jax.host import http_calls, http_server
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.launch import http_server, jax_setup
+from anysearch_jax.launch import jax_setup, stopping
 from anysearch_jax.retrieval.service import dialects, service
 
 
@@ -49,6 +49,7 @@ def serve(
     named=f"{len(search)} passages",
     connections=limits.connections,
     headers=limits.headers,
+    signals=stopping.heard,
     request=limits.seconds(limits.queries),
     **listening,
   )

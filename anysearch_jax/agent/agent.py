@@ -11,7 +11,6 @@ import math
 import os
 import pathlib
 import queue
-import unicodedata
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
   from anysearch_jax.rollout import endpoints
 
 _YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
-# A question is refused if one of this many words is unknown: every question of
-# the generated world is shorter, and a long one may have an odd sign.
-_KNOWN = 10
 
 
 class ClosedError(RuntimeError):
@@ -202,20 +198,17 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
   def refusal(self, text: str) -> str | None:
     """Returns why a question is not worth asking, or None.
 
-    A policy of the generated world has one token for each word that it knows.
-    Asked in English, it would answer with noise. Tokenizers of real models
-    write every word. Earlier turns are before the question in `text`.
+    A policy of the generated world has one token for each word that it knows,
+    and one for all others. Asked in English, it would answer with noise.
+    Tokenizers of real models write every word.
     """
     codec = self._parts.codec
-    words = [protocol.neutralise(w, codec.control_tokens) for w in text.split()]
-
-    def known(text: str) -> bool:
-      return _letters(codec.decode(codec.encode(text))) == _letters(text)
-
-    if known(" ".join(words)):
+    unknown_id = getattr(getattr(codec, "hf", None), "unk_token_id", None)
+    if unknown_id is None:
       return None
-    unknown = [word for word in words if not known(word)]
-    if len(unknown) * _KNOWN < len(words):
+    words = (protocol.neutralise(w, codec.control_tokens) for w in text.split())
+    unknown = [word for word in words if unknown_id in codec.encode(word)]
+    if not unknown:
       return None
     shown = ", ".join(map(repr, dict.fromkeys(unknown[:5])))
     asked = " or ".join(map(repr, list(self._known)[:2]))
@@ -462,11 +455,6 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
         return list(await self._parts.retriever.search(request))
     except TimeoutError as error:
       raise types.RetrievalError(f"The search failed: {limit.why()}") from error
-
-
-def _letters(text: str) -> str:
-  """Returns what remains of a text if a tokenizer normalises it."""
-  return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 _NO_ANSWER = (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anysearch_jax import budgets, types
-from anysearch_jax.environment import protocol, records
+from anysearch_jax.environment import citations, protocol
 
 # A block of these names is an action; what the turn says before is reasoning.
 _ACTION = re.compile("<search>|<answer>")
@@ -102,7 +102,7 @@ class Reply:
       "outcome": str(self.outcome),
       "reason": self.reason,
       "seconds": round(self.seconds, 3),
-      "documents": list(map(records.passages, self.documents)),
+      "documents": list(map(citations.passages, self.documents)),
       **({"refused_citations": refused} if refused else {}),
     }
 

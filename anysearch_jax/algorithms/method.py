@@ -21,7 +21,7 @@ import numpy as np
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings
-from anysearch_jax.environment import records, scoring, spec, wording
+from anysearch_jax.environment import protocol, records, scoring, spec, wording
 
 
 class Progress(NamedTuple):
@@ -296,7 +296,7 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
 
 def contained(trajectory: types.Trajectory) -> dict[str, float]:
   """Measures `contained`: 1 if the answer holds an accepted answer, else 0."""
-  given = scoring.extract_answer(trajectory.spans) or ""
+  given = protocol.extract_answer(trajectory.spans) or ""
   answers = trajectory.question.golden_answers
   return {"contained": float(scoring.contains(given, answers))}
 

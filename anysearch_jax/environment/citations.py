@@ -11,7 +11,7 @@ from __future__ import annotations
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
@@ -109,6 +109,27 @@ def path(passage: types.Passage) -> str:
     return given
   name = passage.id.rpartition("#")[0]  # Below the documents' own folder.
   return name if name and given.endswith(f"/{name}") else pure.name
+
+
+def passages(found: Iterable[types.Passage]) -> list[dict[str, Any]]:
+  """Returns passages as JSON values, without their scores.
+
+  A passage of a document has `source`, with what is known of its place.
+  """
+  return [
+    {"id": p.id, "title": p.title, "text": p.text}
+    | ({"source": known} if (known := source(p)) else {})
+    for p in found
+  ]
+
+
+def source(passage: types.Passage) -> dict[str, Any]:
+  """Returns what is known of `path`, `page` and `heading` of a passage.
+
+  The path names no folder of this machine, see `path`.
+  """
+  values = passage.source._replace(path=path(passage))._asdict()
+  return {name: value for name, value in values.items() if value}
 
 
 def without(answer: str | None) -> str | None:

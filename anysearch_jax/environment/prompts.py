@@ -65,8 +65,8 @@ def _documents(
     before_turn=lambda budget, used: (
       f"\n{states.format(protocol.budget_state(budget, used))}\n"
     ),
-    answer=lambda spans: citations.without(scoring.extract_answer(spans)),
-    marked=scoring.extract_answer,
+    answer=lambda spans: citations.without(protocol.extract_answer(spans)),
+    marked=protocol.extract_answer,
   )
 
 

@@ -25,6 +25,7 @@ TAG_PATTERN = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
 _ANY_CASE_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
 _FIRST_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.I)
 _CALLS = ((SEARCH, "<search>", "</search>"),)
+_SLOT = re.compile(r"\{(?:B|Question)\}")
 _ZERO_WIDTH_SPACE = "\u200b"
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -96,6 +97,20 @@ def last_content(text: str, name: str) -> str | None:
   return None if block is None else text[slice(*block)].strip()
 
 
+def extract_answer(spans: Sequence[types.Span]) -> str | None:
+  """Returns the last complete answer that the model wrote; None without one.
+
+  Only spans of the model are read, each by itself, so `<answer>x</answer>` in a
+  document is ignored. The answer is stripped, "" for an empty one.
+  """
+  for span in reversed(spans):
+    if span.author == types.Author.MODEL:
+      answer = last_content(span.text, "answer")
+      if answer is not None:
+        return answer
+  return None
+
+
 def _last_block(
   text: str, opening: str, closing: str
 ) -> tuple[int, int] | None:
@@ -141,6 +156,20 @@ def _control_pattern(control_tokens: tuple[str, ...]) -> re.Pattern[str]:
   first = re.escape("".join(sorted({token[0] for token in control_tokens})))
   tokens = "|".join(map(re.escape, control_tokens))
   return re.compile(f"(?=[{first}])(?={tokens}).", re.S)
+
+
+def render(template: str, *, searches: int | str, question: str) -> str:
+  """Returns the content of the user message.
+
+  The prompt is filled in one pass, so that a question may itself contain `{B}`.
+
+  Args:
+    template: `scaffold` or `plain` of a `spec.Environment`.
+    searches: the budget's number of searches, or the word for no cap.
+    question: the question, already neutralised.
+  """
+  values = {"{B}": str(searches), "{Question}": question}
+  return _SLOT.sub(lambda match: values[match[0]], template)
 
 
 def budget_state(budget: int, used: int) -> str:

@@ -46,29 +46,8 @@ def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
   )
 
 
-def passages(found: Iterable[types.Passage]) -> list[dict[str, Any]]:
-  """Returns passages as JSON values, without their scores.
-
-  A passage of a document has `source`, with what is known of its place.
-  """
-  return [
-    {"id": p.id, "title": p.title, "text": p.text}
-    | ({"source": known} if (known := source(p)) else {})
-    for p in found
-  ]
-
-
-def source(passage: types.Passage) -> dict[str, Any]:
-  """Returns what is known of `path`, `page` and `heading` of a passage.
-
-  The path names no folder of this machine, see `citations.path`.
-  """
-  values = passage.source._replace(path=citations.path(passage))._asdict()
-  return {name: value for name, value in values.items() if value}
-
-
 def passage(value: Mapping[str, Any]) -> types.Passage:
-  """Returns a passage of `passages`."""
+  """Returns a passage of `citations.passages`."""
   source = types.Source(**value.get("source", {}))
   return types.Passage(**{**value, "source": source})
 
@@ -83,7 +62,7 @@ def observation_values(
       "argument": each.argument,
       "turn": each.turn,
       "tokens": each.tokens,
-      "passages": passages(each.passages),
+      "passages": citations.passages(each.passages),
       **({"numbers": list(each.numbers)} if each.numbers else {}),
       **({} if each.answer is None else {"answer": each.answer}),
     }

@@ -45,16 +45,6 @@ def turns(spans: Sequence[types.Span]) -> list[str]:
   return [span.text for span in spans if span.author == by_model]
 
 
-def extract_answer(spans: Sequence[types.Span]) -> str | None:
-  """Returns the last complete answer that the model wrote; None without one.
-
-  Only spans of the model are read, each by itself, so `<answer>x</answer>` in a
-  document is ignored. The answer is stripped, "" for an empty one.
-  """
-  answers = (protocol.last_content(t, "answer") for t in reversed(turns(spans)))
-  return next((answer for answer in answers if answer is not None), None)
-
-
 def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
   """Returns 1 if `answer` equals an alias after normalisation, else 0.
 
@@ -162,7 +152,7 @@ def judge(
   budget: int,
   searches: int,
   scaffold: bool,
-  read: Callable[[Sequence[types.Span]], str | None] = extract_answer,
+  read: Callable[[Sequence[types.Span]], str | None] = protocol.extract_answer,
   check: Callable[..., int] | None = check_format,
 ) -> Verdict:
   """Judges one trajectory (the paper's appendix, R_acc and R_format).

@@ -76,7 +76,7 @@ class Environment:
   repeated: str = ""
   stops: tuple[str, ...] = protocol.STOPS
   action: Callable[[str], protocol.Action | None] = protocol.last_action
-  answer: Callable[[Sequence[types.Span]], str | None] = scoring.extract_answer
+  answer: Callable[[Sequence[types.Span]], str | None] = protocol.extract_answer
   format: Callable[..., int] | None = scoring.check_format
   tools: tuple[tools_lib.Tool, ...] = (tools_lib.SEARCH,)
   before_turn: Callable[[int, int], str] = protocol.budget_line

@@ -47,7 +47,7 @@ class Tool:
     markers: marks of the tool that are no tag of `protocol.TAGS`. They are
       neutralised in questions and passages.
     target: returns what the retriever is asked for, from the argument and what
-      earlier calls showed.
+      earlier calls showed; None: it is asked for the argument.
   """
 
   name: str
@@ -59,9 +59,7 @@ class Tool:
   results: int | None = None
   price: float | None = None
   markers: tuple[str, ...] = ()
-  target: Callable[[str, Sequence[types.Observation]], str] = (
-    lambda argument, shown: argument
-  )
+  target: Callable[[str, Sequence[types.Observation]], str] | None = None
   numbered: (
     Callable[[Sequence[tuple[int, types.Passage]], Sequence[str]], str] | None
   ) = None

@@ -1,4 +1,4 @@
-"""Renders prompts, and states a budget in the words of an environment.
+"""States a budget in the words of an environment.
 
 The texts of units besides searches are `methods/texts/budget.toml` and
 `budget_world.toml`, or a file of the user's (`episode.budget_file`). A budget
@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import math
 import pathlib
-import re
 from collections.abc import Mapping
 
 from anysearch_jax import budgets
@@ -33,31 +32,6 @@ _LARGEST = 20
 _BLOCK_END = "</budget>"
 # The value of `episode.budget_file` for caps that no text states.
 SILENT = "silent"
-_SLOT = re.compile(r"\{(?:B|Question)\}")
-
-
-def render(
-  template: str,
-  *,
-  budget: int,
-  question: str,
-  caps: budgets.Budget = budgets.NO_CAPS,
-  texts: str = "budget.toml",
-) -> str:
-  """Returns the content of the user message.
-
-  The prompt is filled in one pass, so that a question may itself contain `{B}`.
-
-  Args:
-    template: `scaffold` or `plain` of a `spec.Environment`.
-    budget: searches of a `budgets.Budget`.
-    question: the question, already neutralised.
-    caps: what else the episode may spend, if that is stated; it comes first.
-    texts: `units` of that environment.
-  """
-  values = {"{B}": searches(texts, budget), "{Question}": question}
-  filled = _SLOT.sub(lambda match: values[match[0]], template)
-  return assigned(texts, caps) + filled
 
 
 def assigned(file: str, caps: budgets.Budget) -> str:
@@ -66,13 +40,6 @@ def assigned(file: str, caps: budgets.Budget) -> str:
   `file` has the texts, see `spec.Environment.units`; "" without such a cap.
   """
   return _stated(file, caps, "", dict.fromkeys(_STATED, 0))
-
-
-def searches(file: str, budget: int) -> str:
-  """Returns the number of searches of a prompt, or the word for no cap."""
-  if budget < budgets.UNCAPPED:
-    return str(budget)
-  return texts(file).values["unlimited"]
 
 
 def left(
@@ -97,8 +64,9 @@ def _stated(
 ) -> str:
   """Returns the text of each cap, whose name is its unit and `suffix`."""
   return "".join(
-    wording.fill(
-      texts(file).values[unit + suffix],
+    texts(file)
+    .values[unit + suffix]
+    .format(
       N=_number(cap),
       U=_number(used[unit]),
       R=_number(left := max(cap - used[unit], 0)),

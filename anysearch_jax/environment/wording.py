@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-import re
+import string
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from anysearch_jax.environment import spec
 from anysearch_jax.host import json_files
 
 SHIPPED = pathlib.Path(__file__).parents[1] / "methods" / "texts"
-_BRACE = re.compile(r"\{\{|\}\}|\{(\w+)\}|[{}]")
 
 
 class Slots(NamedTuple):
@@ -141,15 +140,6 @@ def read(
   return values
 
 
-def fill(text: str, **values: object) -> str:
-  """Fills placeholders in one pass, so that values may contain braces."""
-
-  def filled(match: re.Match[str]) -> str:
-    return str(values[match[1]]) if match[1] else match[0][0]
-
-  return _BRACE.sub(filled, text)
-
-
 def joined(content: str, system: str, prefill: str) -> str:
   """Returns a prompt without a chat template, as one text."""
   return "\n\n".join(filter(None, (system, content))) + prefill
@@ -161,24 +151,23 @@ def template(text: str) -> str:
 
 
 def _check_slots(place: str, text: str, slots: Slots) -> None:
-  known = (*slots.needs, *slots.may)
-  allowed = ", ".join(f"{{{name}}}" for name in known) or "none"
+  """Raises ValueError unless a text has the placeholders that it must have."""
+  names = (*slots.needs, *slots.may)
+  allowed = ", ".join(f"{{{name}}}" for name in names) or "none"
+  expected = (
+    f"expected one of its placeholders ({allowed}), or {{{{ and }}}} for the "
+    "braces themselves."
+  )
   used = set()
-  for match in _BRACE.finditer(text):
-    if match[1] in known:
-      used.add(match[1])
-    elif match[1] or match[0] in ("{", "}"):
+  try:
+    for _, name, form, conversion in string.Formatter().parse(text):
+      if name is not None and (name not in names or form or conversion):
+        raise ValueError(f"'{{{name}}}'")
+      used.add(name)
+  except ValueError as error:
+    raise ValueError(f"{place}: found {error}, {expected}") from error
+  for name in slots.needs:
+    if name not in used:
       raise ValueError(
-        f"{place}: found {match[0]!r}, expected one of its placeholders "
-        f"({allowed}), or {{{{ and }}}} for the braces themselves."
+        f"{place}: found no placeholder {{{name}}}; it has {allowed}."
       )
-  for name in known:
-    if f"{{{{{name}}}}}" in text:
-      raise ValueError(
-        f"{place}: found {{{{{name}}}}}, expected the placeholder {{{name}}} "
-        "in single braces."
-      )
-  if missing := [name for name in slots.needs if name not in used]:
-    raise ValueError(
-      f"{place}: found no placeholder {{{missing[0]}}}; it has {allowed}."
-    )

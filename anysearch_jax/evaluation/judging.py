@@ -42,7 +42,7 @@ async def judge(
   if not row["answer"]:
     return {"judged": None if row["failed"] else 0, "confidence": None}
   asked = row["question"], row["answer"], row["golden_answers"][0]
-  text = wording.fill(prompt, **dict(zip(_SLOTS["prompt"].needs, asked)))
+  text = prompt.format(**dict(zip(_SLOTS["prompt"].needs, asked)))
   reply, _ = await endpoint.chat(model, text, **_SAMPLING)
   return verdict(reply) | {"judge_reply": reply}
 

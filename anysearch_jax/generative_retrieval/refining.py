@@ -100,8 +100,7 @@ class ModelRefiner:
     if not found:
       return (types.Passage("", "", self._nothing),)
     context = request.known_context()
-    prompt = wording.fill(
-      self._reader,
+    prompt = self._reader.format(
       final=self._final,
       nothing=self._nothing,
       reasoning=reasoning(context.text, self._marks),

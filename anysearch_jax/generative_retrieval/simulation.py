@@ -112,8 +112,7 @@ class ModelSimulator:
     """
     context = request.known_context()
     kind = "noisy" if noisy else "useful"
-    prompt = wording.fill(
-      self._texts.values[f"simulator_{kind}"],
+    prompt = self._texts.values[f"simulator_{kind}"].format(
       k=request.k,
       question=context.question.text,
       answer=" or ".join(context.question.golden_answers),

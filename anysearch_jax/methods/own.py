@@ -136,6 +136,17 @@ def judge(
   return measured
 
 
+def _finite(values: Any, count: int, where: str, what: str) -> np.ndarray:
+  """Returns a user's numbers; raises PluginError unless there are `count`."""
+  array = np.asarray(values, np.float32)
+  if array.shape != (count,) or not np.isfinite(array).all():
+    raise plugins.PluginError(
+      f"{where}: returned {array}, expected a finite number for each of "
+      f"{count} {what}."
+    )
+  return array
+
+
 def steps(
   loaded: plugins.Loaded, where: str
 ) -> Callable[[types.Trajectory, Any], np.ndarray]:
@@ -143,13 +154,8 @@ def steps(
 
   def checked(trajectory: types.Trajectory, constants: Any) -> np.ndarray:
     with plugins.as_sentence(where, loaded.path):
-      found = np.asarray(loaded.value(trajectory, constants), np.float32)
-    if found.shape != (trajectory.searches,) or not np.isfinite(found).all():
-      raise plugins.PluginError(
-        f"{where}: returned {found}, expected a finite number for each of "
-        f"{trajectory.searches} searches."
-      )
-    return found
+      rewards = np.asarray(loaded.value(trajectory, constants), np.float32)
+    return _finite(rewards, trajectory.searches, where, "searches")
 
   return checked
 
@@ -161,18 +167,15 @@ def turns(loaded: plugins.Loaded, where: str) -> method.Turns:
     trajectories: Mapping[types.Place, types.Trajectory],
   ) -> dict[types.Place, np.ndarray]:
     with plugins.as_sentence(where, loaded.path):
-      advantages = {
-        place: np.asarray(values, np.float32)
-        for place, values in loaded.value(trajectories).items()
-      }
-    for place, trajectory in trajectories.items():
-      values = advantages.get(place, np.zeros(0))
-      expected = (trajectory.searches + 1,)
-      if values.shape != expected or not np.isfinite(values).all():
-        raise plugins.PluginError(
-          f"{where}: returned {values} for the turns of {place}, expected "
-          f"{expected[0]} finite numbers."
-        )
-    return advantages
+      advantages = dict(loaded.value(trajectories))
+    return {
+      place: _finite(
+        advantages.get(place, ()),
+        trajectory.searches + 1,
+        where,
+        f"turns of {place}",
+      )
+      for place, trajectory in trajectories.items()
+    }
 
   return checked

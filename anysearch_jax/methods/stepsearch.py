@@ -24,7 +24,14 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import method
 from anysearch_jax.config import settings
 from anysearch_jax.data import evidence
-from anysearch_jax.environment import prompts, scoring, spec, tools, wording
+from anysearch_jax.environment import (
+  prompts,
+  protocol,
+  scoring,
+  spec,
+  tools,
+  wording,
+)
 
 _MARKERS = tuple(
   f"<{slash}{name}>"
@@ -123,7 +130,7 @@ def steps(trajectory: types.Trajectory, config: Options) -> np.ndarray:
   """
   rewards = np.zeros(trajectory.searches, np.float32)
   passages, _ = evidence.gold(trajectory.question)
-  if not passages or scoring.extract_answer(trajectory.spans) is None:
+  if not passages or protocol.extract_answer(trajectory.spans) is None:
     return rewards
   best, seen = np.zeros(len(passages)), set()
   for search, shown in enumerate(trajectory.observations):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import method
@@ -200,17 +200,16 @@ def environment(name: str, prompt_file: str = "") -> spec.Environment:
   Raises:
     ValueError: no environment has this name, or the file does not fit it.
   """
-  key, environments, wordings, inner = _named_by(name)
-  played = _named(key, environments, inner)
+  played, words = _environment(name)
   if not prompt_file:
     return played
-  if inner not in wordings:
+  if words is None:
     raise ValueError(
       f"config.episode.prompt_file: found {prompt_file!r} for the environment "
       f"{name!r}, whose texts are no file; expected none, or one of "
-      f"{', '.join(sorted(wordings or WORDINGS))} in episode.prompts."
+      f"{', '.join(sorted(WORDINGS))} in episode.prompts."
     )
-  return wordings[inner].environment(prompt_file)
+  return words.environment(prompt_file)
 
 
 def wording_of(name: str) -> wording.Wording | None:
@@ -218,36 +217,22 @@ def wording_of(name: str) -> wording.Wording | None:
 
   Raises ValueError as `environment`.
   """
-  key, environments, wordings, inner = _named_by(name)
-  _named(key, environments, inner)
-  return wordings.get(inner)
+  return _environment(name)[1]
 
 
-class _Names(NamedTuple):
-  """The environments among which a name is one, see `_named_by`."""
+def _environment(name: str) -> tuple[spec.Environment, wording.Wording | None]:
+  """Returns the environment of a value of `episode.prompts`, and its texts.
 
-  key: str
-  environments: Mapping[str, spec.Environment]
-  wordings: Mapping[str, wording.Wording]
-  inner: str
-
-
-def _named_by(name: str) -> _Names:
-  """Returns the environments of a value of `episode.prompts`, and their texts.
-
-  They are those of the shipped systems or, for `file.py:NAME#environment`, of a
+  It is one of the shipped systems or, for `file.py:NAME#environment`, of a
   user's system.
   """
   system, _, inner = name.rpartition("#")
-  if not plugins.is_name(system):
-    return _Names("episode.prompts", ENVIRONMENTS, WORDINGS, name)
-  own_system = get(system)
-  return _Names(
-    f"episode.prompts {system}#",
-    own_system.environments,
-    own_system.wordings,
-    inner,
-  )
+  if plugins.is_name(system):
+    own_system = get(system)
+    key = f"episode.prompts {system}#"
+    played = _named(key, own_system.environments, inner)
+    return played, own_system.wordings.get(inner)
+  return _named("episode.prompts", ENVIRONMENTS, name), WORDINGS.get(name)
 
 
 def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
@@ -265,7 +250,6 @@ def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
 
   Raises ValueError as `environment`.
   """
-  environment(config.prompts, config.prompt_file)
   words = wording_of(config.prompts)
   return None if words is None else words.texts(config.prompt_file)
 

@@ -52,13 +52,18 @@ def prompt(
   template = env.scaffold if scaffold else env.plain
   if env.closed and caps.searches == 0:
     template = env.closed
+  searches: int | str = caps.searches
+  if caps.searches >= budgets.UNCAPPED:
+    searches = units.texts(env.units).values["unlimited"]
   render = functools.partial(
-    units.render,
-    budget=caps.searches,
-    texts=env.units,
+    protocol.render,
+    searches=searches,
     question=protocol.neutralise(question.text, _unwanted(env, codec)),
   )
-  content = render(template, caps=caps if env.states_caps else budgets.NO_CAPS)
+  content = render(template)
+  others = caps.beyond_searches
+  if others.units and env.states_caps:
+    content = units.assigned(env.units, others) + content
   return codec.render(content, render(env.system), env.prefill, env.chat)
 
 
@@ -274,8 +279,11 @@ def _call(
 ) -> episode_state.Episode:
   """Requests a call of a tool."""
   said = (c.text for c in episode.chunks if c.author != types.Author.PROMPT)
+  query = argument
+  if tool.target is not None:
+    query = tool.target(argument, episode.observations)
   request = types.SearchRequest(
-    tool.target(argument, episode.observations),
+    query,
     episode.config.top_k if tool.results is None else tool.results,
     episode.question.corpus,
     tool=tool.name,

@@ -9,13 +9,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
-
-import pydantic
+from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import fields, wire
+from anysearch_jax.serving import fields
 
 
 class Request(fields.Request):
@@ -24,10 +22,7 @@ class Request(fields.Request):
   messages: fields.Messages
   max_completion_tokens: fields.Tokens | None = None
   max_tokens: fields.Tokens | None = None
-  n: Annotated[int, pydantic.Field(ge=1, le=fields.MOST_CHOICES)] = 1
   response_format: fields.Form = fields.Form()
-  web_search_options: Any = None
-  reasoning_effort: Any = None
 
   def turns(self) -> list[tuple[str, str]]:
     return fields.said_by(self.messages)
@@ -37,71 +32,68 @@ class Request(fields.Request):
 
 
 class Writer:
-  """Turns an agent's events into chunks, and replies into a completion."""
+  """Turns an agent's events into chunks, or into a completion."""
 
-  framed = staticmethod(wire.data)
-  last = wire.DONE
+  last = b"data: [DONE]\n\n"
 
   def __init__(self, asked: fields.Asked, served: fields.Served):
     self._cites = served.cites
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
     self._created = int(time.time())
     self._asked = asked
-    self._replies: list[events.Reply] = []
+    self._reply: events.Reply | None = None
 
   def begin(self) -> Iterator[dict[str, Any]]:
-    """Yields the chunks before the first event."""
-    for index in range(self._asked.choices):
-      yield self._chunk(index, {"role": "assistant", "content": ""})
+    """Yields the chunk before the first event."""
+    yield self._chunk({"role": "assistant", "content": ""})
 
-  def write(self, index: int, event: events.Event) -> Iterator[dict[str, Any]]:
-    """Yields the chunks of an event of one choice."""
+  def write(self, event: events.Event) -> Iterator[dict[str, Any]]:
+    """Yields the chunks of an event."""
     if isinstance(event, events.Answer):
-      reply = event.reply
-      self._replies.append(reply)
-      yield self._chunk(index, _message(reply, self._cites))
-      last = self._chunk(index, {}, finish=_finish(reply))
-      yield last | {"anysearch": reply.record()}
+      self._reply = event.reply
+      yield self._chunk(_message(event.reply, self._cites))
+      last = self._chunk({}, finish=_finish(event.reply))
+      yield last | {"anysearch": event.reply.record()}
     elif text := _reasoning(event):
-      yield self._chunk(index, {"reasoning_content": text})
+      yield self._chunk({"reasoning_content": text})
 
   def end(self) -> Iterator[dict[str, Any]]:
     """Yields the chunks after the last event."""
-    if self._asked.usage:
-      chunk = self._chunk(0, {})
-      yield chunk | {"choices": [], "usage": _usage(self._replies)}
+    if self._asked.usage and self._reply is not None:
+      chunk = self._chunk({})
+      yield chunk | {"choices": [], "usage": _usage(self._reply)}
 
   def refused(self, error: fields.RequestError) -> dict[str, Any]:
     """Returns the chunk of an error after the first chunk was sent."""
-    return error.body()
+    return {"error": fields.error_of(error)}
 
-  def collected(self, told: Sequence[Sequence[events.Event]]) -> dict[str, Any]:
-    """Returns the completion of the events of all choices."""
-    choices = []
-    for index, each in enumerate(told):
-      *_, last = each
-      assert isinstance(last, events.Answer)  # It ends a question's events.
-      self._replies.append(reply := last.reply)
-      message = _message(reply, self._cites)
-      message["reasoning_content"] = "".join(map(_reasoning, each))
-      said = {"message": message, "anysearch": reply.record()}
-      choices.append(_choice(index, _finish(reply)) | said)
-    usage = _usage(self._replies)
-    return self._values("chat.completion", choices) | {"usage": usage}
+  def collected(self, told: Sequence[events.Event]) -> dict[str, Any]:
+    """Returns the completion of all events of the answer."""
+    *_, last = told
+    assert isinstance(last, events.Answer)  # It ends a question's events.
+    reply = last.reply
+    message = _message(reply, self._cites)
+    message["reasoning_content"] = "".join(map(_reasoning, told))
+    choice: dict[str, Any] = {"message": message, "anysearch": reply.record()}
+    completion = self._values("chat.completion", choice, _finish(reply))
+    return completion | {"usage": _usage(reply)}
 
   def _chunk(
-    self, index: int, delta: Mapping[str, Any], finish: str | None = None
+    self, delta: Mapping[str, Any], finish: str | None = None
   ) -> dict[str, Any]:
-    choice = _choice(index, finish) | {"delta": delta}
-    return self._values("chat.completion.chunk", [choice])
+    return self._values("chat.completion.chunk", {"delta": delta}, finish)
 
-  def _values(self, kind: str, choices: list) -> dict[str, Any]:
-    said = {"id": self._id, "object": kind, "created": self._created}
-    return said | {"model": self._asked.model, "choices": choices}
-
-
-def _choice(index: int, finish: str | None) -> dict[str, Any]:
-  return {"index": index, "finish_reason": finish, "logprobs": None}
+  def _values(
+    self, kind: str, choice: dict[str, Any], finish: str | None
+  ) -> dict[str, Any]:
+    described = {"index": 0, "finish_reason": finish, "logprobs": None}
+    return {
+      "id": self._id,
+      "object": kind,
+      "created": self._created,
+      "model": self._asked.model,
+      "choices": [described | choice],
+    }
 
 
 def _reasoning(event: events.Event) -> str:
@@ -118,7 +110,7 @@ def _reasoning(event: events.Event) -> str:
 
 
 def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
-  cited = wire.citations(reply, cites)
+  cited = fields.url_citations(reply, cites=cites)
   return {
     "role": "assistant",
     "content": reply.answer,
@@ -135,12 +127,11 @@ def _finish(reply: events.Reply) -> str:
   return "length" if cut else "stop"
 
 
-def _usage(replies: Sequence[events.Reply]) -> dict[str, Any]:
-  written = sum(reply.tokens for reply in replies)
-  given = sum(len(r.trajectory.token_ids) - r.tokens for r in replies)
+def _usage(reply: events.Reply) -> dict[str, Any]:
+  given = len(reply.trajectory.token_ids) - reply.tokens
   return {
     "prompt_tokens": given,
-    "completion_tokens": written,
-    "total_tokens": given + written,
-    "searches": sum(reply.searches for reply in replies),
+    "completion_tokens": reply.tokens,
+    "total_tokens": given + reply.tokens,
+    "searches": reply.searches,
   }

@@ -1,4 +1,4 @@
-"""Reads the fields that OpenAI's two APIs share, and refuses the others.
+"""What OpenAI's two APIs share: fields of requests, refusals, and citations.
 
 A field is honoured, or has no effect here, or is refused by its name: a client
 must not believe that something holds which does not.
@@ -9,20 +9,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import urllib.parse
 import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
+from starlette import exceptions
 
-from anysearch_jax import budgets
+from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
+from anysearch_jax.agent import events
 from anysearch_jax.environment import citations
 
 # At this length a text is certainly no question.
 _CHARACTERS = 200_000
+_MARK = re.compile(r"\[([0-9]+)\]")
 _STOPS = 4  # As in OpenAI's API.
-MOST_CHOICES = 8  # The most answers to one request.
 # Fields without an effect on an answer.
 _HARMLESS = frozenset(
   (
@@ -35,6 +38,11 @@ _HARMLESS = frozenset(
     "prompt_cache_retention",
     "parallel_tool_calls",
     "verbosity",
+    "reasoning",
+    "reasoning_effort",
+    "include",
+    "truncation",
+    "web_search_options",
   )
 )
 # What pydantic's messages have around the value that it expects.
@@ -45,7 +53,7 @@ _AROUND = re.compile(
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
-class RequestError(Exception):
+class RequestError(exceptions.HTTPException):
   """A request is refused.
 
   Args:
@@ -65,27 +73,22 @@ class RequestError(Exception):
     code: str | None = None,
     retry_after: int | None = None,
   ):
-    super().__init__(message)
-    self.status, self.param, self.code = status, param, code
-    self.retry_after = retry_after
+    headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+    super().__init__(status, message, headers)
+    self.param = param
+    self.code = code
 
-  @property
-  def headers(self) -> dict[str, str]:
-    """The headers of the response."""
-    after = self.retry_after
-    return {} if after is None else {"retry-after": str(after)}
 
-  def body(self) -> dict[str, Any]:
-    """The JSON of the response."""
-    kind = "invalid_request_error" if self.status < 500 else "server_error"
-    return {
-      "error": {
-        "message": str(self),
-        "type": _TYPES.get(self.status, kind),
-        "param": self.param,
-        "code": self.code,
-      }
-    }
+def error_of(error: exceptions.HTTPException) -> dict[str, Any]:
+  """Returns the JSON of an error in OpenAI's form."""
+  status = error.status_code
+  kind = "invalid_request_error" if status < 500 else "server_error"
+  return {
+    "message": error.detail,
+    "type": _TYPES.get(status, kind),
+    "param": getattr(error, "param", None),
+    "code": getattr(error, "code", None),
+  }
 
 
 def new_id() -> str:
@@ -147,33 +150,22 @@ class Asked:
 
   question: the text that the policy gets, earlier turns included.
   model: as the request names it.
-  budget: searches of an answer.
-  caps: what else an answer may spend.
+  budget: what an answer may spend.
   sampling: how tokens are drawn; None: as the service does.
   stop: the answer is cut before the first of these texts.
-  choices: number of answers; answer `i` has the seed `seed + i`.
   usage: whether a stream of chunks ends with what was used.
   """
 
   question: str
   model: str
-  budget: int
+  budget: budgets.Budget
   max_tokens: int
   seed: int
   deadline: float
   stream: bool
   sampling: config_lib.SamplingConfig | None = None
   stop: tuple[str, ...] = ()
-  choices: int = 1
-  caps: budgets.Budget = budgets.NO_CAPS
   usage: bool = False
-
-  @property
-  def assigned(self) -> budgets.Assigned:
-    """The whole budget of an answer; a number if it is one of searches."""
-    if not self.caps.units:
-      return self.budget
-    return dataclasses.replace(self.caps, searches=self.budget)
 
 
 def _texts(content: Any) -> Any:
@@ -229,7 +221,7 @@ class _StreamOptions(pydantic.BaseModel):
 
 Off = Annotated[bool, pydantic.AfterValidator(_is_off)]
 Tokens = Annotated[int, pydantic.Field(ge=1, le=2**31)]
-_Searches = Annotated[int, pydantic.Field(ge=0, le=2**31)]
+_Count = Annotated[int, pydantic.Field(ge=0, le=2**31)]
 _Zero = Annotated[float, pydantic.Field(ge=0, le=0)]
 _Stop = Annotated[str, pydantic.Field(min_length=1)]
 
@@ -237,8 +229,8 @@ _Stop = Annotated[str, pydantic.Field(min_length=1)]
 class Request(pydantic.BaseModel):
   """The fields that both APIs have. A null means that a field is absent.
 
-  OpenAI's APIs describe them, but for `budget`, `search_budget` and
-  `max_tool_calls`, which say what an answer may spend, and `deadline`.
+  OpenAI's APIs describe them, but for `budget` and `max_tool_calls`,
+  which say what an answer may spend, and `deadline`.
   """
 
   model_config = pydantic.ConfigDict(
@@ -248,14 +240,12 @@ class Request(pydantic.BaseModel):
 
   model: str | None = None
   budget: str | None = None
-  max_tool_calls: _Searches | None = None
-  search_budget: _Searches | None = None
+  max_tool_calls: _Count | None = None
   tool_choice: Literal["auto", "none"] = "auto"
   tools: list[_Tool] = []
   stream: bool = False
   stream_options: _StreamOptions = _StreamOptions()
-  # Answer `i` has the seed `seed + i`.
-  seed: Annotated[int, pydantic.Field(ge=0, lt=2**32 - MOST_CHOICES)] = 42
+  seed: Annotated[int, pydantic.Field(ge=0, lt=2**32)] = 42
   deadline: Annotated[float, pydantic.Field(gt=0)] = math.inf
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
   top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
@@ -341,22 +331,24 @@ def read(api: type[Request], body: bytes, served: Served) -> Asked:
     )
   model, searches = _model(request, served)
   caps = _caps(request, served)
-  own = {"temperature": request.temperature, "top_p": request.top_p}
-  drawn: dict[str, Any] = {k: v for k, v in own.items() if v is not None}
-  sampling = dataclasses.replace(served.sampling, **drawn)
+  sampling = served.sampling
+  if request.temperature is not None:
+    sampling = dataclasses.replace(sampling, temperature=request.temperature)
+  if request.top_p is not None:
+    sampling = dataclasses.replace(sampling, top_p=request.top_p)
   limits = [limit for limit in request.token_limits() if limit is not None]
   return Asked(
     question=question,
     model=model,
-    budget=_budget(request, served, searches, caps),
+    budget=dataclasses.replace(
+      caps, searches=_searches(request, served, searches, caps)
+    ),
     max_tokens=min(served.max_tokens, caps.tokens, *limits),
     seed=request.seed,
     deadline=min(request.deadline, served.seconds),
     stream=request.stream,
     sampling=None if sampling == served.sampling else sampling,
     stop=tuple(request.stop),
-    choices=request.n,
-    caps=caps.beyond_searches,
     usage=request.stream_options.include_usage,
   )
 
@@ -405,24 +397,32 @@ def _model(request: Request, served: Served) -> tuple[str, int | None]:
   return model, int(budget)
 
 
+def budget_of(text: str, prices: budgets.Prices) -> budgets.Budget:
+  """Returns the budget of a text such as searches=3,tokens=256.
+
+  Raises:
+    ValueError: the text is no budget, or it has dollars without `prices`.
+  """
+  budget = budgets.parse(text, prices)
+  if budget.dollars < math.inf and not prices:
+    raise ValueError(
+      f"found {text!r}, expected other units than dollars: nothing here has a "
+      "price."
+    )
+  return budget
+
+
 def _caps(request: Request, served: Served) -> budgets.Budget:
-  """Returns the budget of the field `budget`, such as searches=3,tokens=256."""
+  """Returns the budget of the field `budget`."""
   if request.budget is None:
     return budgets.NO_CAPS
   try:
-    caps = budgets.parse(request.budget, served.prices)
+    return budget_of(request.budget, served.prices)
   except ValueError as error:
     raise RequestError(400, f"budget: {error}", param="budget") from error
-  if caps.dollars < math.inf and not served.prices:
-    raise refuse(
-      "budget",
-      request.budget,
-      "other units than dollars; this service has no prices",
-    )
-  return caps
 
 
-def _budget(
+def _searches(
   request: Request, served: Served, named: int | None, caps: budgets.Budget
 ) -> int:
   """Returns the searches of an answer, which several fields may say."""
@@ -430,7 +430,6 @@ def _budget(
     "model": named,
     "budget": caps.searches if "searches" in caps.units else None,
     "max_tool_calls": request.max_tool_calls,
-    "search_budget": request.search_budget,
   }
   asked = {name: n for name, n in given.items() if n is not None}
   if len(set(asked.values())) > 1:
@@ -473,3 +472,41 @@ def conversation(
     for role, text in turns[:-1]
   )
   return "\n".join([*earlier, f"question: {last}"])
+
+
+def url_of(passage: types.Passage) -> str:
+  """Returns the URL of a passage: its id, if that is one, or a URN."""
+  if passage.id.startswith(("http://", "https://")):
+    return passage.id
+  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
+
+
+def url_citations(reply: events.Reply, *, cites: bool) -> list[dict[str, Any]]:
+  """Returns the citations of an answer.
+
+  With `cites` there is one for each mark such as `[2]`, with the number and the
+  place in the document. Otherwise there is one for each passage that was shown:
+  the policy has read it, which does not prove the answer.
+  """
+  text = reply.answer or ""
+  if not cites:
+    read = {url_of(p): p for passages in reply.documents for p in passages}
+    return [_annotation(passage, 0, len(text)) for passage in read.values()]
+  passages = dict(reply.citations)
+  return [
+    _annotation(passages[int(mark[1])], *mark.span()) | {"number": int(mark[1])}
+    for mark in _MARK.finditer(text)
+    if int(mark[1]) in passages
+  ]
+
+
+def _annotation(passage: types.Passage, start: int, end: int) -> dict[str, Any]:
+  """Returns a citation of a passage by a part of an answer."""
+  values = {
+    "type": "url_citation",
+    "url": url_of(passage),
+    "title": citations.title(passage),
+    "start_index": start,
+    "end_index": end,
+  }
+  return values | citations.source(passage)

@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import logging
-import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -107,7 +106,6 @@ class Service:
     examples: questions that can be asked, if only some can.
     max_budget: largest budget of a question.
     passages: passages that `search` finds unless its caller says how many.
-    seed: of the random numbers of every question.
     deadline: seconds in which an answer is due; None: no deadline.
     kept: number of trajectories that can be read; older ones are dropped.
     prices: by which a budget of dollars is charged.
@@ -122,7 +120,6 @@ class Service:
   examples: Sequence[types.Question] = ()
   max_budget: int = 10
   passages: int = 3
-  seed: int = 42
   deadline: float | None = None
   kept: int = 256
   prices: budgets.Prices = budgets.NO_CAPS.prices
@@ -188,7 +185,6 @@ class Service:
     context: Context,
   ) -> Answered:
     allowed = self._allowed(budget)
-    searches = budgets.of(allowed).searches
     with self._call(question=question):
       agent = await self._loaded()
       refusal = await asyncio.to_thread(agent.refusal, question)
@@ -197,14 +193,14 @@ class Service:
       # Cancelling the request cancels this coroutine; leaving the stream then
       # cancels the episode, which frees its pages.
       async with contextlib.aclosing(
-        agent.stream_async(
-          question, budget=allowed, seed=self.seed, deadline=self.deadline
-        )
+        agent.stream_async(question, budget=allowed, deadline=self.deadline)
       ) as told:
         async for event in told:
           if isinstance(event, events.Searching):
             await context.report_progress(
-              event.number, searches, f"search {event.number}: {event.query}"
+              event.number,
+              allowed.searches,
+              f"search {event.number}: {event.query}",
             )
           elif isinstance(event, events.Answer):
             return self._answered(event.reply)
@@ -265,23 +261,22 @@ class Service:
       trajectory=_URI + name,
     )
 
-  def _allowed(self, budget: int | str) -> budgets.Assigned:
+  def _allowed(self, budget: int | str) -> budgets.Budget:
     """Returns the budget of a call; without searches, the largest number."""
-    most = self.max_budget
-    assigned: budgets.Assigned = budget if isinstance(budget, int) else 0
+    allowed = budgets.NO_CAPS
+    searches = budget
     if isinstance(budget, str):
       try:
-        assigned = budgets.parse(budget, self.prices)
-        if assigned.dollars < math.inf and not self.prices:
-          raise ValueError("found dollars, but nothing here has a price.")
+        allowed = fields.budget_of(budget, self.prices)
       except ValueError as error:
         raise ToolError(f"budget: {error}") from error
-      if "searches" not in assigned.units:
-        assigned = dataclasses.replace(assigned, searches=most)
-    searches = assigned if isinstance(assigned, int) else assigned.searches
-    if not 0 <= searches <= most:
-      raise ToolError(f"budget: found {searches}, expected 0 to {most}.")
-    return assigned
+      has_searches = "searches" in allowed.units
+      searches = allowed.searches if has_searches else self.max_budget
+    if not 0 <= int(searches) <= self.max_budget:
+      raise ToolError(
+        f"budget: found {searches}, expected 0 to {self.max_budget}."
+      )
+    return dataclasses.replace(allowed, searches=int(searches))
 
   async def _loaded(self) -> agent_lib.Agent:
     # Cancelling a call must not cancel the loading.
@@ -306,7 +301,7 @@ class Service:
 
 def _source(passage: types.Passage) -> Source:
   named: Any = {"id": passage.id, "title": citations.title(passage)}
-  return named | records.source(passage)
+  return named | citations.source(passage)
 
 
 def _logged(reason: str) -> str:

@@ -10,14 +10,14 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.environment import records
-from anysearch_jax.serving import fields, wire
+from anysearch_jax.environment import citations
+from anysearch_jax.serving import fields
 
 Item = dict[str, Any]
 # Of an earlier response, sent back with its message.
@@ -50,10 +50,7 @@ class Request(fields.Request):
   instructions: fields.Texts | None = None
   max_output_tokens: fields.Tokens | None = None
   background: fields.Off = False
-  truncation: Literal["auto", "disabled"] = "disabled"
   text: _Text = _Text()
-  reasoning: Any = None
-  include: Any = None
 
   def turns(self) -> list[tuple[str, str]]:
     messages = fields.said_by(self.input)
@@ -68,7 +65,6 @@ class Request(fields.Request):
 class Writer:
   """Turns an agent's events into the API's, which end in the response."""
 
-  framed = staticmethod(wire.named)
   last = b""
 
   def __init__(self, asked: fields.Asked, served: fields.Served):
@@ -77,12 +73,10 @@ class Writer:
     self._created = int(time.time())
     self._number = 0
     self._items: list[Item] = []  # The output so far, in order.
-    self._reasoning: Item | None = None  # The item that still grows.
 
-  def collected(self, told: Sequence[Sequence[events.Event]]) -> Item:
+  def collected(self, told: Sequence[events.Event]) -> Item:
     """Returns the response of all events of the answer, as the last event."""
-    (each,) = told
-    *_, last = itertools.chain.from_iterable(self.write(0, e) for e in each)
+    *_, last = itertools.chain.from_iterable(map(self.write, told))
     return last["response"]
 
   def begin(self) -> Iterator[Item]:
@@ -91,10 +85,11 @@ class Writer:
     for name in ("created", "in_progress"):
       yield self._event(f"response.{name}", response=response)
 
-  def write(self, index: int, event: events.Event) -> Iterator[Item]:
-    """Yields the API's events for one of the agent's; there is one answer."""
-    if not isinstance(event, events.Thinking):
-      yield from self._end_reasoning()
+  def write(self, event: events.Event) -> Iterator[Item]:
+    """Yields the API's events for one of the agent's."""
+    reasons = isinstance(event, events.Thinking)
+    if self._items and self._items[-1]["type"] == "reasoning" and not reasons:
+      yield from self._end("reasoning_text")
     match event:
       case events.Thinking(text):
         yield from self._reason(text)
@@ -111,48 +106,49 @@ class Writer:
 
   def refused(self, error: fields.RequestError) -> Item:
     """Returns the event of an error after the first event was sent."""
-    told = error.body()["error"]
+    values = fields.error_of(error)
     return self._event(
       "error",
-      code=told["code"] or told["type"],
-      message=told["message"],
-      param=told["param"],
+      code=values["code"] or values["type"],
+      message=values["message"],
+      param=values["param"],
     )
 
-  def _add(self, prefix: str, kind: str, status: str, **values: Any) -> Item:
+  def _add(self, prefix: str, kind: str, **values: Any) -> Item:
     name = f"{prefix}_{self._name}{len(self._items):02x}"
-    item = {"id": name, "type": kind, "status": status, **values}
+    item = {"id": name, "type": kind, "status": "in_progress", **values}
     self._items.append(item)
     return item
 
-  def _reason(self, text: str) -> Iterator[Item]:
-    item = self._reasoning
-    if item is None:
-      part = {"type": "reasoning_text", "text": ""}
-      item = self._reasoning = self._add(
-        "rs", "reasoning", "in_progress", summary=[], content=[part]
-      )
-      yield self._item("response.output_item.added", {**item, "content": []})
-      yield self._part("response.content_part.added", part={**part})
-    item["content"][0]["text"] += text
-    yield self._part("response.reasoning_text.delta", delta=text)
+  def _begin(
+    self, prefix: str, kind: str, part: Item, **values: Any
+  ) -> Iterator[Item]:
+    """Adds an item with one part whose text is still empty."""
+    item = self._add(prefix, kind, content=[part], **values)
+    yield self._item("response.output_item.added", {**item, "content": []})
+    yield self._part("response.content_part.added", part={**part})
 
-  def _end_reasoning(self) -> Iterator[Item]:
-    item, self._reasoning = self._reasoning, None
-    if item is None:
-      return
-    part = item["content"][0]
-    yield self._part("response.reasoning_text.done", text=part["text"])
+  def _end(self, kind: str, **values: Any) -> Iterator[Item]:
+    """Ends the last item, whose part has all of its text of this kind."""
+    item = self._items[-1]
+    (part,) = item["content"]
+    yield self._part(f"response.{kind}.done", text=part["text"], **values)
     yield self._part("response.content_part.done", part=part)
     item["status"] = "completed"
     yield self._item("response.output_item.done", item)
 
+  def _reason(self, text: str) -> Iterator[Item]:
+    if not self._items or self._items[-1]["type"] != "reasoning":
+      part = {"type": "reasoning_text", "text": ""}
+      yield from self._begin("rs", "reasoning", part, summary=[])
+    self._items[-1]["content"][0]["text"] += text
+    yield self._part("response.reasoning_text.delta", delta=text)
+
   def _search(self, query: str) -> Iterator[Item]:
     action = {"type": "search", "query": query, "queries": [query]}
-    item = self._add("ws", "web_search_call", "searching", action=action)
-    yield self._item(
-      "response.output_item.added", {**item, "status": "in_progress"}
-    )
+    item = self._add("ws", "web_search_call", action=action)
+    yield self._item("response.output_item.added", {**item})
+    item["status"] = "searching"
     for name in ("in_progress", "searching"):
       yield self._part(f"response.web_search_call.{name}", indexed=False)
 
@@ -160,10 +156,11 @@ class Writer:
     item = self._items[-1]
     item["status"] = "completed"
     item["action"]["sources"] = [
-      {"type": "url", "url": wire.source(passage)} for passage in found.passages
+      {"type": "url", "url": fields.url_of(passage)}
+      for passage in found.passages
     ]
     # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = records.passages(found.passages)
+    item["results"] = citations.passages(found.passages)
     for result, number in zip(item["results"], found.numbers, strict=False):
       result["number"] = number
     yield self._part("response.web_search_call.completed", indexed=False)
@@ -180,19 +177,15 @@ class Writer:
     yield self._event(f"response.{status}", response=response)
 
   def _message(self, text: str, reply: events.Reply) -> Iterator[Item]:
-    part = {
+    part: Item = {
       "type": "output_text",
-      "text": text,
-      "annotations": wire.citations(reply, self._served.cites),
+      "text": "",
+      "annotations": [],
       "logprobs": [],
     }
-    item = self._add(
-      "msg", "message", "completed", role="assistant", content=[part]
-    )
-    started = {**item, "status": "in_progress", "content": []}
-    yield self._item("response.output_item.added", started)
-    empty = {**part, "text": "", "annotations": []}
-    yield self._part("response.content_part.added", part=empty)
+    yield from self._begin("msg", "message", part, role="assistant")
+    part["text"] = text
+    part["annotations"] = fields.url_citations(reply, cites=self._served.cites)
     yield self._part("response.output_text.delta", delta=text, logprobs=[])
     for index, annotation in enumerate(part["annotations"]):
       yield self._part(
@@ -200,9 +193,7 @@ class Writer:
         annotation=annotation,
         annotation_index=index,
       )
-    yield self._part("response.output_text.done", text=text, logprobs=[])
-    yield self._part("response.content_part.done", part=part)
-    yield self._item("response.output_item.done", item)
+    yield from self._end("output_text", logprobs=[])
 
   def _item(self, name: str, item: Mapping[str, Any]) -> Item:
     return self._event(name, item=item, output_index=len(self._items) - 1)
@@ -246,7 +237,7 @@ class Writer:
       "tools": [{"type": "web_search"}],
       "temperature": sampling.temperature,
       "top_p": sampling.top_p,
-      "max_tool_calls": asked.budget,
+      "max_tool_calls": asked.budget.searches,
       "max_output_tokens": asked.max_tokens,
       "usage": reply and _usage(reply),
       "anysearch": reply and reply.record(),

@@ -25,7 +25,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import prometheus_client
@@ -35,13 +35,17 @@ from starlette import responses as responses_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
-from anysearch_jax.host import http_requests, loop
-from anysearch_jax.serving import chat_api, fields, keys, responses_api, wire
+from anysearch_jax.host import http_server, loop
+from anysearch_jax.serving import chat_api, fields, keys, responses_api
 
 _log = logging.getLogger(__name__)
 STOPPING = fields.RequestError(
   503, "The service stops; ask another one, or later.", retry_after=1
 )
+_BODY = 2**20  # Bytes of a request.
+_BODY_SECONDS = 30.0
+# Clients ignore comments; proxies cut a connection that is silent for long.
+HEARTBEAT = b": still working\n\n"
 HEARTBEAT_SECONDS = 15.0
 # The header with a request's id, which errors and the log name.
 _ID = "x-request-id"
@@ -75,10 +79,10 @@ class _Metrics:
 
   def __init__(self, agent: agent_lib.Agent):
     self.registry = prometheus_client.CollectorRegistry()
-    mine: Any = {"namespace": "anysearch", "registry": self.registry}
-    counter: Any = functools.partial(prometheus_client.Counter, **mine)
-    gauge: Any = functools.partial(prometheus_client.Gauge, **mine)
-    histogram: Any = functools.partial(prometheus_client.Histogram, **mine)
+    options: Any = {"namespace": "anysearch", "registry": self.registry}
+    counter: Any = functools.partial(prometheus_client.Counter, **options)
+    gauge: Any = functools.partial(prometheus_client.Gauge, **options)
+    histogram: Any = functools.partial(prometheus_client.Histogram, **options)
     self._requests = counter(
       "requests",
       "Requests that were answered; 499: the client left.",
@@ -110,8 +114,6 @@ class _Metrics:
       "running_questions",
       "Questions under way, those that wait for a place included.",
     )
-    slots = gauge("slots", "Questions that are worked on at the same time.")
-    slots.set(agent.slots)
     engine: Any = agent.engine
     if hasattr(engine, "pages"):  # Those that are held, and all.
       sentence = "Pages of the KV cache."
@@ -133,7 +135,7 @@ class _Metrics:
 
 
 class EndedError(Exception):
-  """The request has ended: its client left, or another answer to it failed."""
+  """The request has ended, because its client left."""
 
 
 @dataclasses.dataclass
@@ -142,9 +144,9 @@ class Account:
 
   `tell` runs in the agent's thread, the rest in the service's.
 
-  replies: of the questions that have ended.
-  begun: questions that had a place, ended or not.
-  searches: made so far, by questions that have not ended as well.
+  reply: of the question, if that has ended.
+  begun: whether the question had a place.
+  searches: made so far.
   heard: whether anything beyond the budget was told.
   status: of the response.
   ends: is closed when the request has ended.
@@ -154,8 +156,8 @@ class Account:
   id: str = dataclasses.field(default_factory=fields.new_id)
   key: str = ""
   asked: fields.Asked | None = None
-  replies: list[events.Reply] = dataclasses.field(default_factory=list)
-  begun: int = 0
+  reply: events.Reply | None = None
+  begun: bool = False
   searches: int = 0
   heard: bool = False
   status: int = 200
@@ -176,13 +178,12 @@ class Account:
     with self._lock:
       if self._ended:
         raise EndedError
+      self.begun = True
       match event:
-        case events.Budget(used=0):
-          self.begun += 1
         case events.Searching():
           self.searches += 1
         case events.Answer(reply):
-          self.replies.append(reply)
+          self.reply = reply
 
   def close(self) -> None:
     """Ends the request; what it used is final."""
@@ -195,36 +196,34 @@ class Account:
 
     A question that was cut short can have used all of its tokens.
     """
-    replies = tuple(self.replies)
-    cut = self.begun - len(replies)
-    most = self.asked.max_tokens if self.asked else 0
-    return self.searches, sum(r.tokens for r in replies) + cut * most
+    tokens = 0
+    if self.reply is not None:
+      tokens = self.reply.tokens
+    elif self.begun and self.asked is not None:
+      tokens = self.asked.max_tokens
+    return self.searches, tokens
 
-  @property
-  def failures(self) -> list[str]:
-    """Why the engine or the retriever failed, for the log only."""
-    failed = types.Outcome.FAILED
-    return [r.reason for r in self.replies if r.outcome is failed]
+  def failure(self) -> str:
+    """Returns why the engine or the retriever failed, for the log only."""
+    if self.reply and self.reply.outcome is types.Outcome.FAILED:
+      return self.reply.reason
+    return ""
 
-  def line(
-    self, status: int, seconds: float, with_question: bool
-  ) -> dict[str, Any]:
+  def line(self, status: int, seconds: float) -> dict[str, Any]:
     """Returns the values of the request's line in the log."""
-    values: dict[str, Any] = {
+    reply = self.reply
+    return {
       "request": self.id,
       "route": self.route,
       "status": status,
       "key": self.key,
       "seconds": round(seconds, 3),
-      "budget": self.asked.budget if self.asked else None,
+      "budget": self.asked.budget.searches if self.asked else None,
       "searches": self.searches,
-      "tokens": sum(reply.tokens for reply in self.replies),
-      "outcomes": [str(reply.outcome) for reply in self.replies],
-      "failures": self.failures,
+      "tokens": reply.tokens if reply else 0,
+      "outcome": str(reply.outcome) if reply else None,
+      "failure": self.failure(),
     }
-    if with_question and self.asked:
-      values["question"] = self.asked.question
-    return values
 
 
 @dataclasses.dataclass(eq=False)
@@ -236,7 +235,6 @@ class Service:
     served: what may be asked.
     guard: admits keys; None admits everybody.
     most: questions under way at a time, those that wait for a place included.
-    log_questions: whether the log holds the texts of questions.
     locked: whether every client needs a key.
     draining: whether the service is about to stop and refuses new questions.
   """
@@ -246,7 +244,6 @@ class Service:
   _: dataclasses.KW_ONLY
   guard: keys.Guard | None = None
   most: int = 0
-  log_questions: bool = False
   draining: bool = False
 
   def __post_init__(self):
@@ -269,12 +266,16 @@ class Service:
 
   async def health(self, _: requests.Request) -> responses_lib.Response:
     """Returns the status of the service; needs no key."""
-    status = "draining" if self.draining else "ok"
-    agent, served = self.agent, self.served
-    values = {"status": status, "model": served.model, "slots": agent.slots}
-    values |= {"running": self._running, "max_budget": served.max_budget}
-    values |= {"passages": agent.passages, "keys": self.locked}
-    return wire.respond(values, 503 if self.draining else 200)
+    values = {
+      "status": "draining" if self.draining else "ok",
+      "model": self.served.model,
+      "slots": self.agent.slots,
+      "running": self._running,
+      "max_budget": self.served.max_budget,
+      "passages": self.agent.passages,
+      "keys": self.locked,
+    }
+    return _json(values, 503 if self.draining else 200)
 
   async def metrics(self, request: requests.Request) -> responses_lib.Response:
     """Returns the metrics for Prometheus."""
@@ -293,53 +294,67 @@ class Service:
       "created": 0,
       "owned_by": "anysearch",
     }
-    return wire.respond({"object": "list", "data": [model]})
+    return _json({"object": "list", "data": [model]})
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns questions that one can ask; it is empty for real corpora."""
-    return wire.respond([q.text for q in self.agent.examples[:_EXAMPLES]])
+    return _json([q.text for q in self.agent.examples[:_EXAMPLES]])
 
   async def ask(
     self, route: str, request: requests.Request
   ) -> responses_lib.Response:
-    """Answers a request to one of the two APIs."""
-    api = _APIS[route]
-    with self._account(route) as account:
-      request.scope[_ID] = account.id
-      if self.draining:
-        raise STOPPING
-      key = self._key(request)
-      account.key = key.name if key else ""
-      body = await wire.read(request)
-      asked = fields.read(api.Request, body, self.served)
-      refusal = await asyncio.to_thread(self.agent.refusal, asked.question)
-      if refusal is not None:
-        raise fields.RequestError(400, refusal, code="unknown_words")
-      self._begin(account, key, asked)
-      writer = api.Writer(asked, self.served)
-      response: responses_lib.Response
-      if asked.stream:
-        response = wire.EventStream(
-          self._chunks(writer, account, asked),
-          on_end=lambda complete: self._close(
-            account, account.status if complete else 499
-          ),
-        )
-      else:
-        # Collected in the agent's event loop and handed over at the end.
-        told: list[list[events.Event]] = [[] for _ in range(asked.choices)]
-        playing = self._play(account, asked, lambda i, e: told[i].append(e))
-        await http_requests.unless_gone(
-          request.receive, playing, fields.RequestError
-        )
-        if account.failures:  # Clients then try again.
-          said = fields.unavailable(account.id)
-          raise fields.RequestError(
-            503, said, code="unavailable", retry_after=1
-          )
-        response = wire.respond(writer.collected(told))
-      response.headers[_ID] = account.id
-      return response
+    """Answers a request to one of the two APIs.
+
+    A response that streams closes its account itself, at its end.
+    """
+    account = Account(route)
+    request.scope[_ID] = account.id
+    try:
+      response = await self._answer(account, request)
+    except BaseException as error:
+      status = 499 if isinstance(error, asyncio.CancelledError) else 500
+      if isinstance(error, exceptions.HTTPException):
+        status = error.status_code
+      self._close(account, status)
+      raise
+    if not isinstance(response, _EventStream):
+      self._close(account, 200)
+    response.headers[_ID] = account.id
+    return response
+
+  async def _answer(
+    self, account: Account, request: requests.Request
+  ) -> responses_lib.Response:
+    """Reads a request, admits it and asks the agent."""
+    if self.draining:
+      raise STOPPING
+    key = self._key(request)
+    account.key = key.name if key else ""
+    body = await http_server.body(request, limit=_BODY, seconds=_BODY_SECONDS)
+    api = _APIS[account.route]
+    asked = fields.read(api.Request, body, self.served)
+    refusal = await asyncio.to_thread(self.agent.refusal, asked.question)
+    if refusal is not None:
+      raise fields.RequestError(400, refusal, code="unknown_words")
+    self._begin(account, key, asked)
+    writer = api.Writer(asked, self.served)
+    if asked.stream:
+      return _EventStream(
+        self._chunks(writer, account, asked),
+        on_end=lambda: self._close(account, account.status),
+      )
+
+    async def collected() -> list[events.Event]:
+      async with contextlib.aclosing(self._events(account, asked)) as told:
+        return [event async for event in told if event is not None]
+
+    told = await http_server.unless_gone(request.receive, collected())
+    if account.failure():  # Clients then try again.
+      sentence = fields.unavailable(account.id)
+      raise fields.RequestError(
+        503, sentence, code="unavailable", retry_after=1
+      )
+    return _json(writer.collected(told))
 
   async def _chunks(
     self,
@@ -348,75 +363,55 @@ class Service:
     asked: fields.Asked,
   ) -> AsyncGenerator[bytes]:
     """Yields the stream of a request, in the words of its API."""
-    yield b"".join(map(writer.framed, writer.begin()))
+    account.status = 499  # Until the end of the stream.
+    yield b"".join(map(_frame, writer.begin()))
     try:
-      async with contextlib.aclosing(self._told(account, asked)) as told:
-        async for each in told:
-          if each is None:
-            yield wire.HEARTBEAT
+      async with contextlib.aclosing(self._events(account, asked)) as told:
+        async for event in told:
+          if event is None:
+            yield HEARTBEAT
           else:
-            yield b"".join(map(writer.framed, writer.write(*each)))
-      yield b"".join(map(writer.framed, writer.end())) + writer.last
+            yield b"".join(map(_frame, writer.write(event)))
+      yield b"".join(map(_frame, writer.end())) + writer.last
+      account.status = 200
     except fields.RequestError as error:
-      account.status = error.status
-      yield writer.framed(writer.refused(error))
+      yield _frame(writer.refused(error))
+      account.status = error.status_code
 
-  async def _told(
+  async def _events(
     self, account: Account, asked: fields.Asked
-  ) -> AsyncGenerator[tuple[int, events.Event] | None]:
-    """Yields an answer's index and event as it comes; None after a silence."""
-    told: asyncio.Queue[tuple[int, events.Event] | None] = asyncio.Queue()
+  ) -> AsyncGenerator[events.Event | None]:
+    """Yields the events of a question as they come; None after a silence.
+
+    Closing it ends the question.
+    """
+    told: asyncio.Queue[events.Event | None] = asyncio.Queue()
     put = loop.putting(told)
-    playing = asyncio.ensure_future(
-      self._play(account, asked, lambda i, event: put((i, event)), pieces=True)
+    answering = asyncio.ensure_future(
+      self.agent.ask_async(
+        asked.question,
+        budget=asked.budget,
+        seed=asked.seed,
+        deadline=asked.deadline,
+        max_tokens=asked.max_tokens,
+        sampling=asked.sampling,
+        tell=lambda event: put(self._counted(account, event, asked.stop)),
+        pieces=asked.stream,
+      )
     )
-    playing.add_done_callback(lambda _: put(None))
+    answering.add_done_callback(lambda _: put(None))
     try:
       while True:
         try:
           async with asyncio.timeout(HEARTBEAT_SECONDS):
-            each = await told.get()
+            event = await told.get()
         except TimeoutError:
           yield None
           continue
-        if each is None:
-          await playing
-          return
-        yield each
-    finally:
-      playing.cancel()
-      await asyncio.gather(playing, return_exceptions=True)
-
-  async def _play(
-    self,
-    account: Account,
-    asked: fields.Asked,
-    tell: Callable[[int, events.Event], None],
-    *,
-    pieces: bool = False,
-  ) -> None:
-    """Asks the agent for all answers at once; cancelling it cancels them.
-
-    `tell` gets an answer's index and each of its events, in the agent's thread;
-    with `pieces`, reasoning is told while it is sampled.
-    """
-    asking = [
-      asyncio.ensure_future(
-        self.agent.ask_async(
-          asked.question,
-          budget=asked.assigned,
-          seed=asked.seed + index,
-          deadline=asked.deadline,
-          max_tokens=asked.max_tokens,
-          sampling=asked.sampling,
-          tell=functools.partial(self._count_event, account, tell, index),
-          pieces=pieces,
-        )
-      )
-      for index in range(asked.choices)
-    ]
-    try:
-      await asyncio.gather(*asking)
+        if event is None:
+          break
+        yield event
+      await answering
     except agent_lib.BusyError as error:
       raise fields.RequestError(503, str(error), retry_after=5) from error
     except agent_lib.ClosedError as error:
@@ -424,17 +419,13 @@ class Service:
     except Exception as error:
       raise _failed(account.id, error) from error
     finally:
-      for each in asking:
-        each.cancel()
+      answering.cancel()
+      await asyncio.gather(answering, return_exceptions=True)
 
-  def _count_event(
-    self,
-    account: Account,
-    tell: Callable[[int, events.Event], None],
-    index: int,
-    event: events.Event,
-  ) -> None:
-    """Counts an event and tells it, in the agent's thread.
+  def _counted(
+    self, account: Account, event: events.Event, stop: tuple[str, ...]
+  ) -> events.Event:
+    """Counts an event in the agent's thread and returns what is told of it.
 
     So it is counted even if the client reads none of it.
     """
@@ -446,37 +437,22 @@ class Service:
     account.tell(event)
     if isinstance(event, events.Searching):
       self._metrics.searches.inc()
-    if isinstance(event, events.Answer) and account.asked:
-      event = _cut(event, account.asked.stop)
-      if event.reply.outcome is types.Outcome.FAILED:
-        said = fields.unavailable(account.id)
-        event = events.Answer(dataclasses.replace(event.reply, reason=said))
-    tell(index, event)
-
-  @contextlib.contextmanager
-  def _account(self, route: str) -> Iterator[Account]:
-    """Opens the account of a request and closes it if the request fails.
-
-    A response that streams closes its account itself, at its end.
-    """
-    account = Account(route)
-    try:
-      yield account
-    except BaseException as error:
-      status = 499 if isinstance(error, asyncio.CancelledError) else 500
-      if isinstance(error, fields.RequestError):
-        status = error.status
-      self._close(account, status)
-      raise
-    if account.asked is None or not account.asked.stream:
-      self._close(account, 200)
+    if not isinstance(event, events.Answer):
+      return event
+    reply = event.reply
+    if reply.answer is not None:
+      reply = dataclasses.replace(reply, answer=_cut(reply.answer, stop))
+    if reply.outcome is types.Outcome.FAILED:
+      sentence = fields.unavailable(account.id)
+      reply = dataclasses.replace(reply, reason=sentence)
+    return events.Answer(reply)
 
   def _close(self, account: Account, status: int) -> None:
     account.close()
     seconds = time.monotonic() - account.started
     self._metrics.responded(account.route, status, seconds)
     if _log.isEnabledFor(logging.INFO):
-      _log.info(json.dumps(account.line(status, seconds, self.log_questions)))
+      _log.info(json.dumps(account.line(status, seconds)))
 
   def _key(self, request: requests.Request) -> keys.Key | None:
     if self.guard is None:
@@ -487,7 +463,7 @@ class Service:
     self, account: Account, key: keys.Key | None, asked: fields.Asked
   ) -> None:
     """Charges the key and counts the request until it ends."""
-    if self._running + asked.choices > self.most:
+    if self._running >= self.most:
       raise fields.RequestError(
         503,
         f"Found {self._running} questions under way, expected at most "
@@ -498,13 +474,13 @@ class Service:
       account.ends.enter_context(
         self.guard.admitted(
           key,
-          searches=asked.budget * asked.choices,
-          tokens=asked.max_tokens * asked.choices,
+          searches=asked.budget.searches,
+          tokens=asked.max_tokens,
           used=account.used,
         )
       )
-    self._count(asked.choices)
-    account.ends.callback(self._count, -asked.choices)
+    self._count(1)
+    account.ends.callback(self._count, -1)
     account.asked = asked
 
   def _count(self, more: int) -> None:
@@ -512,15 +488,10 @@ class Service:
     self._metrics.running.set(self._running)
 
 
-def _cut(event: events.Answer, stop: tuple[str, ...]) -> events.Answer:
-  """Returns an answer that ends before the first stop text in it."""
-  answer = event.reply.answer or ""
-  ends = [at for text in stop if (at := answer.find(text)) >= 0]
-  if not ends:
-    return event
-  return events.Answer(
-    dataclasses.replace(event.reply, answer=answer[: min(ends)])
-  )
+def _cut(answer: str, stop: tuple[str, ...]) -> str:
+  """Returns what of an answer is before the first stop text in it."""
+  ends = [answer.index(text) for text in stop if text in answer]
+  return answer[: min(ends, default=len(answer))]
 
 
 def create_app(service: Service) -> applications.Starlette:
@@ -544,21 +515,20 @@ def create_app(service: Service) -> applications.Starlette:
     request: requests.Request, error: Exception
   ) -> responses_lib.Response:
     name = request.scope.get(_ID, "")
-    headers: Mapping[str, str] | None = None
-    if isinstance(error, exceptions.HTTPException):
-      headers = error.headers
-      error = fields.RequestError(
-        error.status_code, f"{error.detail}; expected one of {paths}."
-      )
-    elif not isinstance(error, fields.RequestError):
+    if not isinstance(error, exceptions.HTTPException):
       error = _failed(name, error)
-    headers = {**(headers or error.headers), **({_ID: name} if name else {})}
-    return wire.respond(error.body(), error.status, headers)
+    values = fields.error_of(error)
+    if not name and error.status_code in (404, 405):  # No route has it.
+      values["message"] += f"; expected one of {paths}."
+    response = _json({"error": values}, error.status_code, error.headers)
+    if name:
+      response.headers[_ID] = name
+    return response
 
   return applications.Starlette(
     routes=routes,
     exception_handlers=dict.fromkeys(
-      (fields.RequestError, exceptions.HTTPException, Exception), refused
+      (exceptions.HTTPException, Exception), refused
     ),
   )
 
@@ -575,3 +545,44 @@ def _file(name: str, kind: str) -> responses_lib.Response:
   """Returns a file of the page, an app by itself."""
   file = importlib.resources.files(__package__).joinpath("page", name)
   return responses_lib.Response(file.read_bytes(), 200, _HEADERS, kind)
+
+
+def _json(
+  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> responses_lib.Response:
+  """Returns a response of JSON; in ASCII, so half a surrogate is no error."""
+  body = json.dumps(value)
+  return responses_lib.Response(body, status, headers, "application/json")
+
+
+def _frame(value: Mapping[str, Any]) -> bytes:
+  """Returns an event of a stream, which has the name of its `type`, if any.
+
+  https://html.spec.whatwg.org/multipage/server-sent-events.html
+  Its JSON is ASCII, because some clients also end lines at other characters
+  than newlines, such as U+2028.
+  """
+  name = f"event: {value['type']}\n" if "type" in value else ""
+  return f"{name}data: {json.dumps(value)}\n\n".encode()
+
+
+class _EventStream(responses_lib.StreamingResponse):
+  """Sends chunks until they end or the client leaves, and calls `on_end`."""
+
+  def __init__(
+    self, chunks: AsyncGenerator[bytes], *, on_end: Callable[[], None]
+  ):
+    super().__init__(
+      chunks,
+      headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+      media_type="text/event-stream",
+    )
+    self._chunks = chunks
+    self._on_end = on_end
+
+  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    try:
+      async with contextlib.aclosing(self._chunks):
+        await super().__call__(scope, receive, send)
+    finally:
+      self._on_end()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anysearch_jax import types
-from anysearch_jax.environment import units
+from anysearch_jax.environment import protocol
 from anysearch_jax.generative_retrieval import text_model
 from anysearch_jax.rollout import searching
 from anysearch_jax.world import world as world_lib
@@ -92,7 +92,9 @@ class SelfSimulator:
     del noisy
     context = request.known_context()
     entity, *relation = request.query.split() or [""]
-    asked = units.render(self._prompt, budget=0, question=f"{request.query} ?")
+    asked = protocol.render(
+      self._prompt, searches=0, question=f"{request.query} ?"
+    )
     reply = await self._model.complete(
       asked, address=context.address, turn=context.turn
     )

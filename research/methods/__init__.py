@@ -34,14 +34,14 @@ def method_name(system: str) -> str:
 
   `system` is the name of a plug-in, such as `otc`, or of a shipped system.
   """
-  if system in (*COMPARED, "brpo"):
+  if system in (*COMPARED, "bats_verify", "brpo"):
     return f"research/methods/{system}.py:METHOD"
   return system
 
 
 def prompts_name(system: str) -> str:
   """Returns the value of `episode.prompts` with a system's own words."""
-  if system in COMPARED:
+  if system in (*COMPARED, "bats_verify"):
     return f"{method_name(system)}#{system}"
   return system
 

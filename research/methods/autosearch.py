@@ -69,7 +69,7 @@ def measure(trajectory: aj.Trajectory) -> dict[str, float]:
   `anytime` is the mean F1 of the answers after each search and of the final
   one, the area under the curve.
   """
-  final = aj.scoring.extract_answer(trajectory.spans)
+  final = aj.protocol.extract_answer(trajectory.spans)
   f1s = [f1 for f1, _ in early_answers.curve(trajectory)]
   f1s.append(aj.scoring.f1(final, trajectory.question.golden_answers))
   last = aj.scoring.turns(trajectory.spans)[-1:]
@@ -82,7 +82,7 @@ def measure(trajectory: aj.Trajectory) -> dict[str, float]:
 
 def steps(trajectory: aj.Trajectory, config: Options) -> np.ndarray:
   """Returns the reward of each charged search, float32 `[searches]`."""
-  final = aj.scoring.extract_answer(trajectory.spans)
+  final = aj.protocol.extract_answer(trajectory.spans)
   right = aj.scoring.exact_match(final, trajectory.question.golden_answers)
   first, turns = sufficient(trajectory), aj.scoring.turns(trajectory.spans)
   kept = trajectory.searches if first is None else first + 1

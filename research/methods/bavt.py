@@ -60,7 +60,7 @@ class Tree(NamedTuple):
 
 def progress(reply: str) -> float:
   """Returns the last delta of the critic's reply, 0 without one."""
-  # A pattern and not a JSON parser, as in `bats.accepted`.
+  # A pattern and not a JSON parser, as in `bats_verify.accepted`.
   deltas = _DELTA.findall(reply)
   return max(-MOST, min(MOST, float(deltas[-1]))) if deltas else 0.0
 

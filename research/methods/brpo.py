@@ -54,7 +54,7 @@ def _curve(trajectory: aj.Trajectory) -> list[float]:
   """Returns the F1 of the answer at each budget from 1 to the assigned one."""
   golds = trajectory.question.golden_answers
   early = [f1 for f1, _ in early_answers.curve(trajectory)[:-1]]
-  final = aj.scoring.f1(aj.scoring.extract_answer(trajectory.spans), golds)
+  final = aj.scoring.f1(aj.protocol.extract_answer(trajectory.spans), golds)
   return early + [final] * (max(trajectory.budget, 1) - len(early))
 
 

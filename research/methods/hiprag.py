@@ -227,7 +227,7 @@ class Judge:
   ) -> str:
     reply, _ = await server.chat(
       model,
-      aj.wording.fill(self._texts[name], **values),
+      self._texts[name].format(**values),
       max_tokens=self._config.max_tokens,
       temperature=0.0,
     )

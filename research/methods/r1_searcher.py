@@ -143,7 +143,7 @@ def in_world(trajectory: aj.Trajectory) -> dict[str, float]:
     "searched": float(formed and trajectory.searches > 0),
     "structured": float(formed),
     "well_formed": float(formed),
-    **_scored(aj.scoring.extract_answer(trajectory.spans), trajectory),
+    **_scored(aj.protocol.extract_answer(trajectory.spans), trajectory),
   }
 
 

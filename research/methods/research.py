@@ -33,7 +33,7 @@ class Options:
 
 def answer(spans: Sequence[aj.Span]) -> str | None:
   """Returns the last box of the model's last answer; None without one."""
-  given = aj.scoring.extract_answer(spans)
+  given = aj.protocol.extract_answer(spans)
   return None if given is None else aj.search_o1.boxed(given)
 
 

@@ -13,7 +13,7 @@ from played_evaluation import configured, jax_player, play, playing, rows_of
 
 import anysearch_jax as aj
 from anysearch_jax.configs import quickstart
-from research import branching
+from research import branching, methods
 from research.methods import control
 
 PAPER = aj.get_environment("paper")
@@ -199,7 +199,8 @@ def test_what_cannot_branch_is_refused(tmp_path):
   steered = control.steered(
     aj.get_environment("paper"), control.Rule(lambda *seen: True)
   )
-  verifying, by_turns = map(aj.get_environment, ("bats_verify", "zerosearch"))
+  verifying = aj.get_environment(methods.prompts_name("bats_verify"))
+  by_turns = aj.get_environment("zerosearch")
   for environment in (verifying, by_turns, steered):
     with pytest.raises(ValueError, match="a step of its own"):
       branching.check(environment)

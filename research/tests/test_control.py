@@ -214,7 +214,7 @@ def steered_by_itself():
 @pytest.mark.parametrize(
   "environment",
   [
-    aj.get_environment("bats_verify"),
+    aj.get_environment(methods.prompts_name("bats_verify")),
     aj.get_environment(methods.prompts_name("bavt")),
     steered_by_itself(),
   ],

@@ -12,6 +12,7 @@ import anysearch_jax as aj
 from research import methods
 from research.methods import (
   autorefine,
+  bats_verify,
   early_answers,
   hiprag,
   r1_searcher,
@@ -22,7 +23,7 @@ FOLDER = pathlib.Path(__file__).parent / "golden" / "environments"
 # By the name of its file, the value of `episode.prompts`.
 NAMES = {
   name: f"{methods.method_name(system)}#{name}"
-  for system in methods.COMPARED
+  for system in (*methods.COMPARED, "bats_verify")
   for name in aj.get_method(methods.method_name(system)).environments
   if not name.startswith("search_r1")
 }
@@ -80,3 +81,21 @@ def test_other_environments_are_those_of_search_r1(system):
     if prompts.startswith("search_r1"):
       own = aj.get_environment(f"{name}#{prompts}")
       assert own == aj.get_environment(prompts)
+
+
+@pytest.mark.parametrize(
+  ("text", "accepted"),
+  [
+    ('{"decision": "SUCCESS"}', True),
+    ('{"decision": "CONTINUE"}', False),
+    ('```json\n{"verification": [],\n"decision" : "PIVOT"}\n```', False),
+    ('{"decision": "CONTINUE", "justi', False),
+    ('"decision": "SUCCESS", "CONTINUE"? {"decision": "PIVOT"}', False),
+    ('{"decision": null}', True),
+    ("It stands.", True),
+    ("", True),
+    ("[" * 100_000, True),
+  ],
+)
+def test_verification_accepts_or_rejects_an_answer(text, accepted):
+  assert bats_verify.accepted(text) is accepted

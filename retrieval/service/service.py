@@ -28,7 +28,7 @@ import prometheus_client
 from starlette import applications, exceptions, requests, responses, routing
 
 from anysearch_jax import types
-from anysearch_jax.host import http_requests
+from anysearch_jax.host import http_server
 from anysearch_jax.retrieval.service import batching, dialects
 
 _log = logging.getLogger(__name__)
@@ -164,7 +164,9 @@ class Service:
       response = _json(await self._answer(read, request))
     except Exception as error:
       refused = error
-      if not isinstance(refused, dialects.RequestError):
+      if isinstance(refused, exceptions.HTTPException):
+        refused = dialects.RequestError(refused.detail, refused.status_code)
+      elif not isinstance(refused, dialects.RequestError):
         refused = dialects.RequestError("The server failed.", 500)
       if refused.status == 500:  # Its cause may name internal addresses.
         cause = refused.__cause__ or error
@@ -197,8 +199,8 @@ class Service:
     begun = asyncio.get_running_loop().time()
     self._authorize(request)
     limits = self._limits
-    body = await http_requests.body(
-      request, most=limits.body, seconds=limits.deadline, refuse=_refusing
+    body = await http_server.body(
+      request, limit=limits.body, seconds=limits.deadline
     )
     asked = read(dialects.load(body))
     k, most = limits.check(asked), limits.characters
@@ -222,9 +224,7 @@ class Service:
     found = self.batcher.submit(queries, k)
     try:
       async with asyncio.timeout_at(end):
-        return await http_requests.unless_gone(
-          request.receive, found, _refusing
-        )
+        return await http_server.unless_gone(request.receive, found)
     except TimeoutError:
       raise dialects.RequestError(
         f"No answer within {self._limits.seconds(len(queries)):g} seconds; try "
@@ -267,10 +267,6 @@ def create_app(
   )
   app.state.service = service
   return app
-
-
-def _refusing(status: int, sentence: str) -> dialects.RequestError:
-  return dialects.RequestError(sentence, status)
 
 
 def _refusal(refused: dialects.RequestError) -> responses.Response:

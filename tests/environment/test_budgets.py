@@ -83,15 +83,22 @@ def test_nan_is_no_cap():
 
 
 def test_prompt_states_what_is_assigned():
-  plain = prompts.PROMPTS["paper"].plain
-  old = units.render(plain, budget=3, question="Q?")
-  assert units.render(plain, budget=3, question="Q?", caps=budgets.of(3)) == old
-  both = budgets.parse("searches=3,tokens=256")
-  assert units.render(plain, budget=3, question="Q?", caps=both) == (
-    "You may write at most 256 tokens in all. " + old
-  )
-  tokens = budgets.parse("tokens=256")
-  text = units.render(plain, budget=tokens.searches, question="Q?", caps=tokens)
+  def rendered(budget):
+    text, _ = episode.prompt(
+      types.Question("q", "Q?", ()),
+      budget=budget,
+      scaffold=False,
+      environment=prompts.PROMPTS["paper"],
+      codec=scripted.CODEC,
+    )
+    return text
+
+  old = rendered(3)
+  assert rendered(budgets.of(3)) == old
+  both = rendered(budgets.parse("searches=3,tokens=256"))
+  stated = "You may write at most 256 tokens in all. "
+  assert stated in both and both.replace(stated, "") == old
+  text = rendered(budgets.parse("tokens=256"))
   assert "a total of unlimited searches" in text
 
 
@@ -129,7 +136,7 @@ def test_world_states_units_in_its_own_words():
     assert text == "total= 13 ; ample 7 ; remaining= 20 ; "
     line = units.left(protocol.budget_line(3, 1), env.units, caps, used)
     assert line == protocol.budget_line(3, 1)
-    for each in (text, line, units.searches(env.units, budgets.UNCAPPED)):
+    for each in (text, line, units.texts(env.units).values["unlimited"]):
       assert unknown not in tokenizer.encode(each)
 
 

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from anysearch_jax import types
-from anysearch_jax.environment import prompts, protocol, scoring, units
+from anysearch_jax.environment import prompts, protocol, scoring
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 ZERO_WIDTH = "\u200b"
@@ -78,7 +78,7 @@ def test_a_question_is_inserted_into_its_prompt_unchanged(tape):
   for template in (chosen.scaffold, chosen.plain):
     before, slot, after = template.partition("{Question}")
     assert slot and "{B}" in before
-    rendered = units.render(template, budget=budget, question=question)
+    rendered = protocol.render(template, searches=budget, question=question)
     assert rendered == before.replace("{B}", str(budget)) + question + after
 
 
@@ -110,9 +110,9 @@ def test_no_text_from_outside_encodes_to_a_special_token(real_tokenizer):
     ids = real_tokenizer.encode(shown)
     assert found(ids) == []
     assert real_tokenizer.decode(ids).count("</information>") == 1
-    content = units.render(
+    content = protocol.render(
       prompts.PROMPTS["world"].plain,
-      budget=3,
+      searches=3,
       question=protocol.neutralise(text, control),
     )
     for each, ids in zip(tokenizers, expected, strict=True):
@@ -169,7 +169,7 @@ def test_the_answer_is_the_last_one_of_the_model(tape):
   found = [answer_of(each.text) for each in spans if each.author is MODEL]
   said = [each for each in found if each is not None]
   expected = said[-1] if said else None
-  assert scoring.extract_answer(spans) == expected
+  assert protocol.extract_answer(spans) == expected
   verdict = scoring.judge(
     spans, golden_answers=(hostile.GOLD,), budget=1, searches=0, scaffold=False
   )

@@ -10,7 +10,7 @@ import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
-from anysearch_jax.environment import prompts, units, wording
+from anysearch_jax.environment import prompts, protocol, wording
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import episode
 
@@ -36,7 +36,7 @@ def save(tmp_path):
 def test_a_file_replaces_the_texts_of_an_environment(save):
   mine = systems.environment("search_r1", save(GOOD))
   shipped = systems.environment("search_r1")
-  assert units.render(mine.plain, budget=3, question="{B}?") == (
+  assert protocol.render(mine.plain, searches=3, question="{B}?") == (
     "You may search 3 times. {not a slot} {B}?"
   )
   assert (mine.scaffold, mine.over_budget) == (mine.plain, "Used up.\n")
@@ -105,8 +105,9 @@ def test_every_shipped_environment_has_a_file():
     (GOOD | {"prompt": "{B}"}, "prompt: found no placeholder {Question}"),
     (GOOD | {"prompt": "{question}"}, "prompt: found '{question}', expected"),
     (GOOD | {"no_action": "{B}"}, r"no_action: found '{B}', .*\(none\)"),
-    (GOOD | {"no_action": "a } b"}, "no_action: found '}', expected"),
-    (GOOD | {"prompt": "{{Question}}"}, "placeholder {Question} in single"),
+    (GOOD | {"no_action": "a } b"}, "no_action: found Single '}' .*, expected"),
+    (GOOD | {"prompt": "{{Question}}"}, "found no placeholder {Question}"),
+    (GOOD | {"prompt": "{Question!r}"}, "prompt: found '{Question}', expected"),
     ("prompt = 3", "prompt: found int, expected a string"),
     ("prompt", "mine.toml: found .*; expected a file of TOML"),
   ],
@@ -131,11 +132,6 @@ def test_an_environment_without_a_file_takes_none(save, monkeypatch):
   assert systems.texts(config_lib.EpisodeConfig(prompts="own")) is None
   with pytest.raises(ValueError, match="'own', whose texts are no file"):
     systems.environment("own", save(GOOD))
-
-
-def test_filling_is_one_pass():
-  filled = wording.fill("{{k}} {k} {query}", k=3, query="{k} {{}}")
-  assert filled == "{k} 3 {k} {{}}"
 
 
 PAPER = prompts.PROMPTS["paper"]

@@ -69,7 +69,7 @@ def test_command_gets_its_arguments_and_keeps_its_name_in_errors():
 
 def test_list_names_systems_environments_and_every_setting():
   _, listing = commands.printed(launch_list)
-  for name in ("search_r1", "bats_plan", "file.py:NAME"):
+  for name in ("search_r1", "bats_numbers", "file.py:NAME"):
     assert name in listing
   _, page = commands.printed(launch_list, "settings")
   paths = dict(settings.leaves(settings.to_dict(config_lib.ExperimentConfig())))

@@ -18,7 +18,8 @@ import httpx
 import pytest
 import source_tree
 
-from anysearch_jax.launch import ask, documents, http_server, policies, serve
+from anysearch_jax.host import http_server
+from anysearch_jax.launch import ask, documents, policies, serve
 from anysearch_jax.retrieval.documents import folder
 
 LEASE = "# Lease\n\n## Term\n\nThe lease begins in 2024 and ends in 2027.\n"

@@ -10,10 +10,10 @@ import fake_openai
 import pytest
 
 from anysearch_jax.evaluation import columns
+from anysearch_jax.host import http_server
 from anysearch_jax.launch import (
   ask,
   evaluate,
-  http_server,
   policies,
   report,
   serve,

@@ -9,7 +9,7 @@ import held_search
 import pytest
 import served
 
-from anysearch_jax.host import http_requests
+from anysearch_jax.host import http_server
 from anysearch_jax.retrieval.service import dialects
 
 ROUTES = list(dialects.ROUTES)
@@ -53,7 +53,7 @@ def test_a_blank_query_has_no_passages(blank):
 
 
 async def test_a_large_body_is_refused_and_not_kept(monkeypatch):
-  monkeypatch.setattr(http_requests, "_DROPPED", 1000)
+  monkeypatch.setattr(http_server, "_DROPPED", 1000)
   sent = []
 
   async def chunks():

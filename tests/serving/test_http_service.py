@@ -19,7 +19,7 @@ from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
-from anysearch_jax.serving import service, wire
+from anysearch_jax.serving import service
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
 QUESTION = {"input": "Who wrote Emma?", "max_tool_calls": 1}
@@ -100,7 +100,6 @@ def guarded(tmp_path):
   key, guard = guarding(tmp_path, searches_a_day=3, max_budget=2)
   with served(guard=guard) as (url, _):
     yield url, key, guard
-  guard.close()
 
 
 def test_key_is_needed_and_charged_for_what_was_used(guarded):
@@ -151,7 +150,6 @@ def test_client_that_leaves_before_the_end_is_charged_what_it_may_have_used(
           break
     wait_for(lambda: service._running == 0)
   assert guard.used(known) == (1, 2000)
-  guard.close()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +238,7 @@ def test_outage_is_explained_in_the_log_only(caplog, stream, path):
   for word in ("10.9.8.7", "answered", "secret"):
     assert word not in found.text
   (line,) = (json.loads(r.message) for r in caplog.records if name in r.message)
-  assert secret in line["failures"][0]
+  assert secret in line["failure"]
   if path == "responses" and stream:
     told = told_by(found.text)[-1]
     assert told["type"] == "response.failed"
@@ -277,17 +275,14 @@ def test_metrics_and_log_tell_of_a_request_without_its_question(caplog):
     "anysearch_running_questions 0.0",
   ):
     assert line in found
-  with served(log_questions=True) as (url, _):
-    httpx2.post(f"{url}/v1/responses", json=QUESTION)
   lines = [
     json.loads(r.message)
     for r in caplog.records
     if r.name == "anysearch_jax.serving.service"
   ]
-  assert [line["status"] for line in lines] == [200, 200]
-  assert lines[0]["searches"] == 1 and lines[0]["outcomes"] == ["answered"]
+  assert [line["status"] for line in lines] == [200]
+  assert lines[0]["searches"] == 1 and lines[0]["outcome"] == "answered"
   assert "question" not in lines[0]
-  assert lines[1]["question"] == QUESTION["input"]
 
 
 TWICE = {"input": "Who wrote Emma?", "max_tool_calls": 2}
@@ -326,7 +321,7 @@ def test_silent_stream_has_comments_that_the_official_client_ignores(
     )
     asked = CHAT | {"model": "tiny", "stream": True}
     chunks = list(client.chat.completions.create(**asked))
-  beat = wire.HEARTBEAT.decode()
+  beat = service.HEARTBEAT.decode()
   before, _, _ = text.partition("response.web_search_call.completed")
   assert before.count(beat) >= 3
   assert text.replace(beat, "").count(": still") == 0
@@ -392,4 +387,3 @@ def test_clients_that_leave_pay_for_every_search_and_disturb_nobody(tmp_path):
   assert f"anysearch_searches_total {searches}.0" in metrics
   assert 14 * 3 <= len(retriever.requests) <= searches <= 42 * 5
   assert tokens <= 42 * 2000
-  guard.close()

@@ -118,7 +118,6 @@ def test_key_with_fewer_requests_at_a_time_is_asked_every_budget(
     page.run("document.getElementById('every').click()")
     wait(page, f"{ENDED} === 5")
     assert page.run("document.querySelectorAll('.problem').length") == 0
-  guard.close()
 
 
 def test_citation_opens_its_passage_and_a_refused_one_is_said(browser):

@@ -13,7 +13,7 @@ from scripted_agent import EMMA
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.launch import http_server
+from anysearch_jax.host import http_server
 from anysearch_jax.serving import fields, keys, service
 
 PAGE = types.Passage("https://example.org/a", "A page", "Jane.")
@@ -33,7 +33,7 @@ def guarding(folder, **limits):
   listed = json.loads(path.read_text())
   listed["alice"] |= limits
   path.write_text(json.dumps(listed))
-  return key, keys.Guard(keys.read(path), folder / "used.sqlite")
+  return key, keys.Guard(keys.read(path))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import scripted
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import units
+from anysearch_jax.environment import protocol
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import searching
 
@@ -209,7 +209,7 @@ def assert_states_budget_and_question_once(name):
   env = systems.environment(name)
   for template in (env.scaffold, env.plain):
     few, many = (
-      units.render(template, budget=budget, question="Where is Lima?")
+      protocol.render(template, searches=budget, question="Where is Lima?")
       for budget in (3, 4071)
     )
     assert many.count("4071") == many.count("Where is Lima?") == 1

@@ -1,14 +1,14 @@
-"""Listens for an HTTP service until a signal arrives.
+"""Listens for an HTTP service until a signal arrives; bounds its requests.
 
 Ctrl-C, SIGTERM or SIGHUP stop the server: it answers open requests within the
-grace and returns. Until then it still listens, so that the service can tell new
-clients that it stops. A second signal ends it at once.
+grace and returns. A second signal ends it at once.
 
 uvicorn waits without limit for the rest of a request's headers and for a client
 to read its answer. A few hundred connections with half a request could use up
 all file descriptors of the process and so keep other clients out. `Guard` gives
-each wait a deadline, and limits the connections. `OwnPages` keeps the web pages
-of others out.
+each wait a deadline, and limits the connections. `OwnPages` keeps the pages
+of others out. `body` and `unless_gone` are for the service itself: a body in
+its limits, and work that ends when its client leaves.
 
 No other server of ASGI apps does both: granian (2.8) has a deadline for headers
 and stops accepting beyond its `backpressure`, so half-open connections keep
@@ -28,15 +28,19 @@ import os
 import re
 import resource
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import uvicorn
-from starlette import datastructures, responses
+from starlette import datastructures, exceptions, requests, responses
 from uvicorn.protocols.http import httptools_impl
 
-from anysearch_jax.launch import stopping
+T = TypeVar("T")
+# Has two functions called with the numbers of the first and of later signals.
+Signals = Callable[
+  [Callable[[int], None], Callable[[int], None]],
+  contextlib.AbstractContextManager[None],
+]
 
 # Seconds. Longer than clients keep idle connections; otherwise a client may
 # write into a connection that the server has just closed.
@@ -47,7 +51,7 @@ _BACKLOG = 2048
 # large backlog a burst would use up all file descriptors despite our limit:
 # https://github.com/python/cpython/blob/3.11/Lib/asyncio/selector_events.py#L159
 _ACCEPTED = 8
-_POLL = 0.05
+_DROPPED = 2**28  # Bytes of a body that are read before it is refused.
 # Seconds within which a client must read its answer.
 _READING = 60
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?")
@@ -65,11 +69,19 @@ class Server(uvicorn.Server):
   """A uvicorn server that exits normally on signals and drains the service."""
 
   def __init__(
-    self, config: uvicorn.Config, service: Any, *, grace: float, greeting: str
+    self,
+    config: uvicorn.Config,
+    service: Any,
+    *,
+    grace: float,
+    greeting: str,
+    signals: Signals,
   ):
     super().__init__(config)
-    self.service, self.grace = service, grace
+    self.service = service
+    self._grace = grace
     self._greeting = greeting
+    self._signals = signals
 
   async def startup(self, sockets=None) -> None:
     await super().startup(sockets)
@@ -86,35 +98,17 @@ class Server(uvicorn.Server):
     def end_now(number: int) -> None:
       self.force_exit = True
 
-    with stopping.heard(end, end_now):
+    with self._signals(end, end_now):
       yield
 
-  async def answered(self, end: float) -> float:
-    """Waits for the answers to open requests, at most until `end`.
-
-    It returns until when slow readers may read them.
-    """
-    if (drained := self.service.drain(self.grace)) is not None:
-      for server in self.servers:
-        server.close()
-      await drained
-      return time.monotonic()
-    open_now = [
-      connection.cycle
-      for connection in self.server_state.connections
-      if isinstance(connection, httptools_impl.HttpToolsProtocol)
-      and connection.cycle is not None
-    ]
-    while not self.force_exit and time.monotonic() < end:
-      if all(each.response_complete or each.disconnected for each in open_now):
-        break
-      await asyncio.sleep(_POLL)
-    return end
-
   async def shutdown(self, sockets=None) -> None:
-    end = await self.answered(time.monotonic() + self.grace)
-    left = max(0.0, end - time.monotonic())
-    self.config.timeout_graceful_shutdown = int(left) + 2
+    for server in self.servers:
+      server.close()
+    seconds = self._grace
+    if (drained := self.service.drain(self._grace)) is not None:
+      await drained
+      seconds = 0.0
+    self.config.timeout_graceful_shutdown = int(seconds) + 2
     await super().shutdown(sockets)
 
 
@@ -298,6 +292,77 @@ def _foreign(header: str, found: str, name: str) -> str:
   )
 
 
+async def body(
+  request: requests.Request, *, limit: int, seconds: float
+) -> bytes:
+  """Returns a request's body.
+
+  A longer body is read and dropped: many clients send all of it before they
+  read, and a close with unread bytes destroys the answer.
+
+  Args:
+    request: whose body has not been read.
+    limit: bytes that a body may have.
+    seconds: in which it is due.
+
+  Raises:
+    HTTPException: 413 beyond `limit` bytes, 408 after `seconds`, 499 if the
+      client left.
+  """
+  too_large = exceptions.HTTPException(
+    413, f"The request has more than {limit} bytes; send less."
+  )
+  length = request.headers.get("content-length", "")
+  # As a float, because Python limits the digits of an int that it parses.
+  is_long = length.isdecimal() and float(length) > limit
+  if is_long and "expect" in request.headers:
+    raise too_large  # Its client waits before it sends the body.
+  content = bytearray()
+  size = 0
+  try:
+    async with asyncio.timeout(seconds):
+      async for part in request.stream():
+        size += len(part)
+        if size <= limit:
+          content += part
+        elif size > _DROPPED:
+          raise too_large
+  except TimeoutError as error:
+    raise exceptions.HTTPException(
+      408, f"The body took more than {seconds:g} seconds."
+    ) from error
+  except requests.ClientDisconnect as error:
+    raise exceptions.HTTPException(499) from error
+  if size > limit:
+    raise too_large
+  return bytes(content)
+
+
+async def unless_gone(
+  receive: Callable[[], Awaitable[Mapping[str, Any]]], work: Awaitable[T]
+) -> T:
+  """Returns the result of `work`, which is cancelled if the client leaves.
+
+  Call it after the body was read. Raises HTTPException 499 then.
+  """
+
+  async def departed() -> None:
+    while (await receive())["type"] != "http.disconnect":
+      pass
+
+  working = asyncio.ensure_future(work)
+  gone = asyncio.ensure_future(departed())
+  gone.add_done_callback(lambda _: working.cancel())
+  try:
+    return await working
+  except asyncio.CancelledError:
+    if gone.done() and not gone.cancelled():
+      raise exceptions.HTTPException(499) from None
+    raise
+  finally:
+    gone.cancel()
+
+
 def room(wanted: int) -> tuple[int, int]:
   """Returns how many connections this process can hold, and its file limit.
 
@@ -329,6 +394,7 @@ def serve(
   connections: int,
   headers: float,
   request: float,
+  signals: Signals,
   host: str = "127.0.0.1",
   grace: float = 30.0,
   hosts: Sequence[str] = (),
@@ -346,6 +412,7 @@ def serve(
     host, port: the address to listen at; port 0 takes any free port.
     connections: the most at a time; fewer if the process may open fewer files.
     headers, request: seconds, see `Guard`.
+    signals: `launch.stopping.heard`.
     grace: seconds for requests that are open when the server stops.
     hosts: further names of the server, see `OwnPages`.
     path: of the service, in the address that the output names.
@@ -381,6 +448,7 @@ def serve(
       config,
       service,
       grace=grace,
+      signals=signals,
       greeting=f"serving {named} at {address(opened)}{path}\n"
       f"at most {most} connections at a time; the process may open "
       f"{descriptors} files (ulimit -n)",
