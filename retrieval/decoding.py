@@ -34,18 +34,22 @@ def text(data: bytes, charset: str = "") -> str:
     return data.decode("utf-16", errors="replace")
   if b"\0" in sample:
     raise ValueError("is binary, expected text")
+  declared = _CHARSET.search(sample)
+  if not charset and declared:
+    charset = declared[1].decode()
+  codec = ""
+  with contextlib.suppress(LookupError):  # There is no such encoding.
+    codec = codecs.lookup(charset).name
+  # Encodings of seven bits, whose texts are valid UTF-8 too.
+  if codec.startswith(("iso2022", "hz")):
+    return data.decode(codec, errors="replace")
   decoded = data.decode("utf-8-sig", errors="replace")
   beyond = len(decoded) - len(decoded.encode("ascii", "ignore"))
   if decoded.count("\ufffd") <= _DAMAGED * beyond:
     return decoded
-  declared = _CHARSET.search(sample)
-  if not charset and declared:
-    charset = declared[1].decode()
-  with contextlib.suppress(LookupError):  # There is no such encoding.
-    name = codecs.lookup(charset).name
-    # What calls itself Latin-1 is cp1252 or else, as browsers know.
-    if name not in ("ascii", "iso8859-1") and name[:6] != "utf-16":
-      return data.decode(name, errors="replace")
+  # What calls itself Latin-1 is cp1252 or else, as browsers know.
+  if codec not in ("", "ascii", "iso8859-1") and codec[:6] != "utf-16":
+    return data.decode(codec, errors="replace")
   others = 1 - len(sample.decode("ascii", "ignore")) / len(sample)
   if others < _WESTERN:
     return data.decode("cp1252", errors="replace")

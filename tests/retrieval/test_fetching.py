@@ -76,6 +76,7 @@ def test_the_main_text_of_a_page_is_read(site):
   [
     ("text/plain; charset=utf-8", "Zürich".encode(), "Zürich"),
     ("text/plain; charset=Shift_JIS", "東京".encode("shift_jis"), "東京"),
+    ("text/plain; charset=ISO-2022-JP", "東京".encode("iso2022_jp"), "東京"),
     ("text/plain", "Zürich".encode("utf-16"), "Zürich"),
     ("text/plain", "Zürich".encode("windows-1252"), "Zürich"),
     ("text/plain; charset=zlib_codec", b"plain", "plain"),

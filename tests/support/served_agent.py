@@ -33,7 +33,7 @@ def guarding(folder, **limits):
   listed = json.loads(path.read_text())
   listed["alice"] |= limits
   path.write_text(json.dumps(listed))
-  return key, keys.Guard(keys.read(path))
+  return key, keys.Guard(keys.read(path), folder / "used.sqlite")
 
 
 @contextlib.contextmanager
