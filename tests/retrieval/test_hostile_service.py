@@ -22,10 +22,7 @@ CALLER = http_calls.Caller(secret="key", advice="")
 LIMITS = dialects.Limits(
   characters=200, max_topk=9, queries=3, passages=20, body=4000
 )
-KEYS = (
-  *("queries", "query", "topk", "top_k", "top_n"),
-  *("return_scores", "return_score", "\ud800", "Query"),
-)
+KEYS = (*("queries", "query", "topk", "return_scores", "\ud800", "Query"),)
 WORDS = ("queries", "query", "result", "error", "detail")
 
 
@@ -160,7 +157,9 @@ def test_hostile_headers_are_answered(caplog):
 
       headers = tape.some(header, 4)
       headers += tape.pick(([], [(b"authorization", b"Bearer secret")]))
-      paths = (*dialects.ROUTES, "/health", "/metrics", "/" + tape.text(3))
+      # Most requests search, so that all refusals of a search are met.
+      paths = ("/health", "/metrics", "/" + tape.text(3))
+      paths = (*["/retrieve"] * 3, *paths)
       scope = {
         **{"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1"},
         "method": tape.pick(("POST", "POST", "POST", "GET", "TRACE")),
@@ -173,7 +172,7 @@ def test_hostile_headers_are_answered(caplog):
       status, said = loop.run(call(app, scope, parts))
       met.add(status)
       assert status in (200, 401, 404, 405, 413, 422), (status, said)
-      if scope["path"] in dialects.ROUTES:
+      if scope["path"] == "/retrieve":
         orjson.loads(said)
         # The first of a name is the one that is read.
         first = dict(reversed(headers)).get(b"authorization", b"")
