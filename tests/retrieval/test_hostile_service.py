@@ -22,7 +22,10 @@ CALLER = http_calls.Caller(secret="key", advice="")
 LIMITS = dialects.Limits(
   characters=200, max_topk=9, queries=3, passages=20, body=4000
 )
-KEYS = (*("queries", "query", "topk", "return_scores", "\ud800", "Query"),)
+KEYS = (
+  *("queries", "query", "topk", "top_k", "top_n"),
+  *("return_scores", "return_score", "\ud800", "Query"),
+)
 WORDS = ("queries", "query", "result", "error", "detail")
 
 
@@ -169,6 +172,7 @@ def test_hostile_headers_are_answered(caplog):
       }
       search.told = [passage(tape)]
       parts = tape.some(lambda: body(tape), 3, least=1)
+      parts += tape.pick(([], [], [], [b" " * (LIMITS.body + 1)]))
       status, said = loop.run(call(app, scope, parts))
       met.add(status)
       assert status in (200, 401, 404, 405, 413, 422), (status, said)
