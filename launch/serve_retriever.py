@@ -2,10 +2,10 @@ r"""Serves an index over HTTP, for this project's client and for other clients.
 
     python -m launch.serve_retriever --index=indexes/e5 --port=8000
 
-Supports the protocol of Search-R1's server, its variant by AnySearch's authors,
-and the protocols of ZeroSearch and ReSearch; `retrieval/service/service.py`
-lists routes and errors. The server is ready when GET /health answers 200.
-Queries of concurrent requests are searched in one batch.
+Supports the protocol of Search-R1's server and its variant by AnySearch's
+authors; `retrieval/service/service.py` lists routes and errors. The server is
+ready when GET /health answers 200. Queries of concurrent requests are searched
+in one batch.
 
 By default only this machine can reach the server. If you pass --host, set a
 token too:

@@ -1,28 +1,22 @@
-"""The wire formats of search services, and the limits of requests.
+"""The wire format of Search-R1's service, and the limits of requests.
 
     POST /retrieve      {"queries": [text], "topk": 3, "return_scores": true}
                         -> {"result": [[{"document": DOC, "score": 0.9}]]}
                         and without scores {"result": [[DOC]]}
                         (Search-R1, AnySearch, StepSearch, slime)
-    POST /retrieve      {"query": text, "top_k": 5} -> [DOC]     (ZeroSearch)
-    POST /search        {"query": text, "top_n": 5} -> [DOC]
-    POST /batch_search  {"query": [text], "top_n": 5} -> [[DOC]]
-                        and with "return_score": true [[[DOC]], their scores]
-                        (ReSearch, ReCall)
 
 DOC is the result of `document`. Other keys of a request are ignored, except
 filters, which are refused: their client would believe that it got what it asked
-for. Numbers and booleans may be text ("3", "true"), because those services
-parse requests with pydantic.
+for. Numbers and booleans may be text ("3", "true"), because that service
+parses requests with pydantic.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import orjson
@@ -53,13 +47,12 @@ class Asked(NamedTuple):
     queries: any texts, without lone surrogates.
     k: passages for each query; None (in a request also null or 0) means the
       server's default.
-    respond: makes the response from each query's passages, as a value for
-      `dump`.
+    is_scored: whether the response has the passages' scores.
   """
 
   queries: list[str]
   k: int | None
-  respond: Callable[[Found], Any]
+  is_scored: bool
 
 
 def _limit(default: Any, sentence: str) -> Any:
@@ -128,7 +121,6 @@ class Limits:
 
 
 DEFAULT = Limits()
-Read = Callable[[Mapping[str, Any]], Asked]
 
 
 def document(passage: types.Passage) -> dict[str, Any]:
@@ -142,50 +134,37 @@ def document(passage: types.Passage) -> dict[str, Any]:
   }
 
 
-def read_retrieve(body: Mapping[str, Any]) -> Asked:
-  """Parses a request of Search-R1 or, if it has no `queries`, of ZeroSearch."""
-  if "query" in body and "queries" not in body:
-    return Asked(
-      [_read(body, "query", _TEXT)],
-      _read(body, "top_k", _COUNT) or None,
-      lambda found: _documents(found)[0],
-    )
-  is_scored = _read(body, "return_scores", _FLAG)
+def read(body: Mapping[str, Any]) -> Asked:
+  """Parses a request.
+
+  Args:
+    body: the result of `load`.
+
+  Raises:
+    RequestError: a value is missing or invalid.
+  """
+  return Asked(
+    queries=_read(body, "queries", _TEXTS),
+    k=_read(body, "topk", _COUNT) or None,
+    is_scored=bool(_read(body, "return_scores", _FLAG)),
+  )
+
+
+def response(passages: Found, *, is_scored: bool) -> dict[str, Any]:
+  """Returns a response, as a value for `dump`.
+
+  Args:
+    passages: those of each query.
+    is_scored: whether the response has their scores.
+  """
 
   def shown(passage: types.Passage) -> dict[str, Any]:
-    made = document(passage)
-    return {"document": made, "score": passage.score} if is_scored else made
+    fields = document(passage)
+    if is_scored:
+      return {"document": fields, "score": passage.score}
+    return fields
 
-  return Asked(
-    _read(body, "queries", _TEXTS),
-    _read(body, "topk", _COUNT) or None,
-    lambda found: {"result": [list(map(shown, some)) for some in found]},
-  )
-
-
-def _read_research(body: Mapping[str, Any], *, is_one: bool) -> Asked:
-  """Parses ReSearch's request for one query, or for many."""
-  is_scored = _read(body, "return_score", _FLAG)
-  asked = _read(body, "query", _TEXT if is_one else _TEXTS)
-
-  def respond(found: Found) -> Any:
-    documents: Any = _documents(found)
-    scores: Any = [[p.score for p in some] for some in found]
-    if is_one:
-      documents, scores = documents[0], scores[0]
-    return [documents, scores] if is_scored else documents
-
-  return Asked(
-    [asked] if is_one else asked, _read(body, "top_n", _COUNT) or None, respond
-  )
-
-
-# The parser of a request, by path; each raises RequestError.
-ROUTES: dict[str, Read] = {
-  "/retrieve": read_retrieve,
-  "/search": functools.partial(_read_research, is_one=True),
-  "/batch_search": functools.partial(_read_research, is_one=False),
-}
+  return {"result": [list(map(shown, some)) for some in passages]}
 
 
 def load(body: bytes) -> Mapping[str, Any]:
@@ -226,10 +205,6 @@ def dump(value: Any) -> bytes:
     return _clean(text).encode()
 
 
-def _documents(found: Found) -> list[list[dict[str, Any]]]:
-  return [[document(p) for p in some] for some in found]
-
-
 def _clean(text: str) -> str:
   # Fast path: nearly all texts are ASCII, and `isascii` takes constant time.
   return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
@@ -237,7 +212,6 @@ def _clean(text: str) -> str:
 
 _Text = Annotated[str, pydantic.AfterValidator(_clean)]
 # Parsers of values, and what they expect.
-_TEXT = pydantic.TypeAdapter(_Text), "text"
 _TEXTS = pydantic.TypeAdapter(list[_Text]), "a list of texts"
 _COUNT = pydantic.TypeAdapter(int | None), "a whole number"
 _FLAG = pydantic.TypeAdapter(bool | None), "true or false"

@@ -1,6 +1,6 @@
-"""Search over HTTP, for many clients of several kinds at once.
+"""Search over HTTP, for many clients at once.
 
-    POST /retrieve, /search, /batch_search   see `dialects`
+    POST /retrieve  see `dialects`
     GET  /health    200 and the identity of the index; 503 while the service
                     drains or is stuck, that is, while one search takes longer
                     than the deadline
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hmac
 import logging
 import time
@@ -50,8 +49,7 @@ _HISTOGRAMS = {
   "search_seconds": "Of a search that did not fail.",
 }
 _LABELS = {
-  "requests": ("route", "status"),
-  "request_seconds": ("route",),
+  "requests": ("status",),
   "closed_connections": ("reason",),
 }
 
@@ -154,14 +152,12 @@ class Service:
       media_type=prometheus_client.CONTENT_TYPE_LATEST,
     )
 
-  async def respond(
-    self, route: str, read: dialects.Read, request: requests.Request
-  ) -> responses.Response:
+  async def respond(self, request: requests.Request) -> responses.Response:
     """Answers a request; errors become responses too."""
     start = time.monotonic()
     name = f"req_{uuid.uuid4().hex}"
     try:
-      response = _json(await self._answer(read, request))
+      response = _json(await self._answer(request))
     except Exception as error:
       refused = error
       if isinstance(refused, exceptions.HTTPException):
@@ -177,8 +173,8 @@ class Service:
     response.headers["x-request-id"] = name
     took = time.monotonic() - start
     status = str(response.status_code)
-    self._metrics["requests"].labels(route, status).inc()
-    self._metrics["request_seconds"].labels(route).observe(took)
+    self._metrics["requests"].labels(status).inc()
+    self._metrics["request_seconds"].observe(took)
     return response
 
   def _authorize(self, request: requests.Request) -> None:
@@ -193,16 +189,14 @@ class Service:
         WWW_Authenticate="Bearer",
       )
 
-  async def _answer(
-    self, read: dialects.Read, request: requests.Request
-  ) -> Any:
+  async def _answer(self, request: requests.Request) -> dict[str, Any]:
     begun = asyncio.get_running_loop().time()
     self._authorize(request)
     limits = self._limits
     body = await http_server.body(
       request, limit=limits.body, seconds=limits.deadline
     )
-    asked = read(dialects.load(body))
+    asked = dialects.read(dialects.load(body))
     k, most = limits.check(asked), limits.characters
     # One blank or long query must not cost a batch its answers.
     cut = [query[:most] for query in asked.queries]
@@ -216,7 +210,7 @@ class Service:
       self._metrics[name].inc(count)
     answers = iter(await self._found(request, queries, k, end))
     found = [next(answers) if q.strip() else () for q in cut]
-    return asked.respond(found)
+    return dialects.response(found, is_scored=asked.is_scored)
 
   async def _found(
     self, request: requests.Request, queries: list[str], k: int, end: float
@@ -253,12 +247,7 @@ def create_app(
 
   app = applications.Starlette(
     routes=[
-      *(
-        routing.Route(
-          path, functools.partial(service.respond, path, read), methods=["POST"]
-        )
-        for path, read in dialects.ROUTES.items()
-      ),
+      routing.Route("/retrieve", service.respond, methods=["POST"]),
       routing.Route("/health", service.health),
       routing.Route("/metrics", service.metrics),
     ],

@@ -28,7 +28,6 @@ any_text = st.text(st.characters(exclude_categories=()))
 
 
 DOCUMENTS = [LIMA_DOCUMENT, CUSCO_DOCUMENT]
-MANY, ONE = dialects.ROUTES["/batch_search"], dialects.ROUTES["/search"]
 SCORED = [
   {"document": LIMA_DOCUMENT, "score": 0.5},
   {"document": CUSCO_DOCUMENT, "score": 0.25},
@@ -36,38 +35,16 @@ SCORED = [
 
 
 @pytest.mark.parametrize(
-  "read, body, k, response",
-  [
-    (
-      dialects.read_retrieve,
-      {"queries": ["a", "b"], "topk": 2, "return_scores": True},
-      2,
-      {"result": [SCORED, []]},
-    ),
-    (
-      dialects.read_retrieve,
-      {"queries": ["a", "b"], "topk": 2},
-      2,
-      {"result": [DOCUMENTS, []]},
-    ),
-    (MANY, {"query": ["a", "b"], "top_n": 5}, 5, [DOCUMENTS, []]),
-    (
-      MANY,
-      {"query": ["a", "b"], "return_score": True},
-      None,
-      [[DOCUMENTS, []], [[0.5, 0.25], []]],
-    ),
-    # ZeroSearch's.
-    (dialects.read_retrieve, {"query": "a", "top_k": 4}, 4, DOCUMENTS),
-    (ONE, {"query": "a", "top_n": 4}, 4, DOCUMENTS),
-    (ONE, {"query": "a", "return_score": True}, None, [DOCUMENTS, [0.5, 0.25]]),
-  ],
+  "is_scored, passages", [(True, SCORED), (False, DOCUMENTS)]
 )
-def test_each_projects_requests_get_its_own_answer(read, body, k, response):
-  asked = read(body)
-  assert asked.k == k
-  assert asked.queries == body.get("queries", [*body.get("query", ())])
-  assert asked.respond(FOUND[: len(asked.queries)]) == response
+def test_a_request_of_search_r1_gets_its_answer(is_scored, passages):
+  body = {"queries": ["a", "b"], "topk": 2}
+  if is_scored:
+    body["return_scores"] = True
+  asked = dialects.read(body)
+  assert asked == (["a", "b"], 2, is_scored)
+  response = dialects.response(FOUND, is_scored=asked.is_scored)
+  assert response == {"result": [passages, []]}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +55,7 @@ def test_each_projects_requests_get_its_own_answer(read, body, k, response):
   ],
 )
 def test_null_and_zero_leave_the_count_to_the_server(value, k):
-  assert dialects.read_retrieve({"queries": ["a"], "topk": value}).k == k
+  assert dialects.read({"queries": ["a"], "topk": value}).k == k
 
 
 @pytest.mark.parametrize(
@@ -86,8 +63,8 @@ def test_null_and_zero_leave_the_count_to_the_server(value, k):
   [("true", True), ("1", True), (1, True), ("False", False), ("no", False)],
 )
 def test_a_flag_may_be_text_or_a_number(value, scored):
-  asked = dialects.read_retrieve({"queries": ["a"], "return_scores": value})
-  assert ("document" in asked.respond([(LIMA,)])["result"][0][0]) == scored
+  asked = dialects.read({"queries": ["a"], "return_scores": value})
+  assert asked.is_scored == scored
 
 
 @pytest.mark.parametrize("key", ["filter", "filters", "where"])
@@ -103,31 +80,27 @@ def test_a_filter_is_refused_and_not_ignored(key):
 
 
 @pytest.mark.parametrize(
-  "read, body, sentence",
+  "body, sentence",
   [
-    (dialects.read_retrieve, {}, "queries: found nothing, expected a list"),
-    (dialects.read_retrieve, {"queries": "a"}, "queries: found text"),
-    (dialects.read_retrieve, {"queries": ["a", 7]}, "found a number"),
+    ({}, "queries: found nothing, expected a list"),
+    ({"queries": "a"}, "queries: found text"),
+    ({"queries": ["a", 7]}, "found a number"),
     (
-      dialects.read_retrieve,
       {"queries": ["a"], "topk": "three"},
       "topk: found text, expected a whole number",
     ),
-    (dialects.read_retrieve, {"queries": [], "topk": 2.5}, "found a number"),
-    (dialects.read_retrieve, {"queries": [], "topk": float("nan")}, "a number"),
+    ({"queries": [], "topk": 2.5}, "found a number"),
+    ({"queries": [], "topk": float("nan")}, "a number"),
     (
-      dialects.read_retrieve,
       {"queries": [], "return_scores": 2},
       "return_scores: found a number, expected true or false",
     ),
-    (dialects.read_retrieve, {"query": ["a"]}, "query: found a list"),
-    (dialects.ROUTES["/search"], {"query": ["a"]}, "query: found a list"),
-    (dialects.ROUTES["/batch_search"], {"query": "a"}, "query: found text"),
+    ({"query": "a"}, "queries: found nothing, expected a list"),
   ],
 )
-def test_invalid_request_is_an_error(read, body, sentence):
+def test_invalid_request_is_an_error(body, sentence):
   with pytest.raises(dialects.RequestError, match=sentence):
-    read(body)
+    dialects.read(body)
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
