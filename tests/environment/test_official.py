@@ -145,6 +145,6 @@ def test_the_official_scorer_only_adds_columns_to_a_score_file(tmp_path):
   del line["dataset"]
   assert scored(line, plain) == before
   with pytest.raises(
-    ValueError, match="line 1: dataset: found .* Field required"
+    ValueError, match="1: dataset: found .* Field required"
   ):
     scored(line, config)
