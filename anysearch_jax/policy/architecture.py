@@ -176,7 +176,7 @@ class Architecture:
   lora: Lora | None = None
 
   @property
-  def only_xla(self) -> str:
+  def xla_only_feature(self) -> str:
     """What attention has that XLA alone computes, "" if nothing."""
     found = {"attention sinks": self.sinks, "sliding windows": self.windowed}
     return next((name for name, has in found.items() if has), "")
@@ -185,7 +185,7 @@ class Architecture:
     """Returns the architecture of the base weights alone."""
     return dataclasses.replace(self, lora=None)
 
-  def seen(self, context: float) -> float:
+  def mean_attended(self, context: float) -> float:
     """Returns the tokens that a layer sees of a context, the layers' mean."""
     unseen = max(0, context - self.window) if self.windowed else 0
     return context - unseen * len(self.windowed) / self.layers
@@ -202,11 +202,11 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       key has the wrong type; the message names it.
   """
   given = [key for key in _SIZES if hf.get(key) is not None]
-  hf_config.typed(hf, dict.fromkeys(given, hf_config.SIZE))
+  hf_config.check_types(hf, dict.fromkeys(given, hf_config.SIZE))
   name = _family(hf)
   family = families.FAMILIES[name]
   config = _config(hf, name)
-  hf_config.typed(
+  hf_config.check_types(
     {"rms_norm_eps": config.rms_norm_eps}, {"rms_norm_eps": hf_config.NUMBER}
   )
   layers, heads = config.num_hidden_layers, config.num_attention_heads
@@ -225,8 +225,10 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   fields = {**family.fields, **_windows(config, family)}
   rope = config.rope_parameters
   if family.layer_ropes:
-    hf_config.check(rope, understood=(_FULL, _SLIDING), only={})
-    hf_config.typed(rope, dict.fromkeys((_FULL, _SLIDING), hf_config.OBJECT))
+    hf_config.check_keys(rope, understood=(_FULL, _SLIDING), only={})
+    hf_config.check_types(
+      rope, dict.fromkeys((_FULL, _SLIDING), hf_config.OBJECT)
+    )
     if fields.get("windowed"):
       fields["windowed_theta"], scaling = _rope(rope[_SLIDING])
       if scaling is not None:
@@ -280,7 +282,7 @@ def _config(hf: Mapping[str, Any], name: str) -> Any:
 
   family = families.FAMILIES[name]
   if hf.get("quantization_config") and family.fields.get("clamped"):
-    hf_config.typed(hf, {"quantization_config": hf_config.OBJECT})
+    hf_config.check_types(hf, {"quantization_config": hf_config.OBJECT})
     if hf["quantization_config"].get("quant_method") == "mxfp4":
       hf = {**hf, "quantization_config": None}  # The tensors' types say it.
   experts = hf.get("num_experts"), hf.get("num_local_experts")
@@ -291,7 +293,7 @@ def _config(hf: Mapping[str, Any], name: str) -> Any:
     )
   kind = transformers.CONFIG_MAPPING[name]
   declared = {*_names(kind), *_UNDECLARED}
-  hf_config.check(
+  hf_config.check_keys(
     hf,
     understood={*declared, "model_type"},
     harmless=_HARMLESS,
@@ -313,7 +315,7 @@ def _family(hf: Mapping[str, Any]) -> str:
   kind = hf.get("model_type")
   classes = {x.class_name: name for name, x in families.FAMILIES.items()}
   if hf.get("architectures") is not None:
-    hf_config.typed(hf, {"architectures": hf_config.NAMES})
+    hf_config.check_types(hf, {"architectures": hf_config.NAMES})
   names = hf.get("architectures") or [
     name for name, family in classes.items() if family == kind
   ]
@@ -368,7 +370,7 @@ def _windows(config: Any, family: families.Family) -> dict[str, Any]:
     return {}
   if not family.windows:
     raise ValueError("config.json: sliding-window attention is not supported.")
-  hf_config.typed(
+  hf_config.check_types(
     {"sliding_window": window}, {"sliding_window": hf_config.SIZE}
   )
   return {"window": window, "windowed": windowed}
@@ -418,21 +420,21 @@ def _rope(rope: Mapping[str, Any]) -> tuple[float, Rope | None]:
       "'linear', 'llama3' or 'yarn'."
     )
   names = {kind: _names(scaling) for kind, scaling in _ROPES.items()}
-  hf_config.check(
+  hf_config.check_keys(
     rope,
     understood={"rope_type", "type", "rope_theta", *_MAGNITUDES}.union(
       *names.values()
     ),
     only={"partial_rotary_factor": _ONLY["partial_rotary_factor"]},
   )
-  hf_config.typed(rope, {"rope_theta": hf_config.NUMBER})
+  hf_config.check_types(rope, {"rope_theta": hf_config.NUMBER})
   theta = float(rope["rope_theta"])
   if kind == "default":
     return theta, None
   if kind == "yarn":
     rope = _yarn(rope)
   kinds = {key: _ROPE_KINDS.get(key, hf_config.NUMBER) for key in names[kind]}
-  hf_config.typed(rope, kinds)
+  hf_config.check_types(rope, kinds)
   scaling = _ROPES[kind](**{key: rope[key] for key in kinds})
   if isinstance(scaling, Llama3Rope):
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -456,7 +458,7 @@ def _yarn(rope: Mapping[str, Any]) -> dict[str, Any]:
   """Returns YaRN's settings with the defaults of transformers."""
   given = {k: v for k, v in rope.items() if v is not None or k == "truncate"}
   numbers = ("factor", *(key for key in _MAGNITUDES if key in given))
-  hf_config.typed(given, dict.fromkeys(numbers, hf_config.NUMBER))
+  hf_config.check_types(given, dict.fromkeys(numbers, hf_config.NUMBER))
 
   def magnitude(scale: float = 1.0) -> float:
     return 0.1 * scale * math.log(given["factor"]) + 1

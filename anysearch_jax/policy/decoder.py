@@ -80,7 +80,9 @@ def rms_norm(
   return (x32 * scale).astype(x.dtype)
 
 
-def embedded(x: jax.Array, a: architecture_lib.Architecture) -> jax.Array:
+def scale_embeddings(
+  x: jax.Array, a: architecture_lib.Architecture
+) -> jax.Array:
   """Returns the input of the first layer, of embeddings `[B, T, D]`."""
   return x * jnp.asarray(a.d_model**0.5, x.dtype) if a.scaled else x
 
@@ -165,7 +167,7 @@ class Block(nn.Module):
     own = experts.Weights(w["gate"], w.get("up"), w["down"], w.get("gate_bias"))
     y = experts.apply(y, own, kept, chosen, self.compute.layout or self.over)
     if a.clamped:  # Added once here: `apply` sums over devices.
-      weighted = experts.spread(kept, chosen, a.experts)
+      weighted = experts.dense_weights(kept, chosen, a.experts)
       y += (weighted @ w["down_bias"]).astype(y.dtype)
     return y, shares, chosen
 
@@ -222,7 +224,7 @@ class Block(nn.Module):
     if a.experts:
       y, shares, chosen = self._routed(w, y, recorded if c.replays else None)
       if segment_ids is not None:
-        use = experts.use(shares, chosen, recorded, segment_ids > 0)
+        use = experts.measure_use(shares, chosen, recorded, segment_ids > 0)
     else:
       if layout is None:
         # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
@@ -272,7 +274,7 @@ class Transformer(nn.Module):
     x = embedding.lookup(
       params["embed"], tokens, dtype=c.dtype, layout=c.layout
     )
-    x = embedded(x, a)
+    x = scale_embeddings(x, a)
     if recorded is not None:
       recorded = jnp.moveaxis(recorded, 2, 0)
     rotary, differ = attention.rotary(a, positions), attention.layers(a)

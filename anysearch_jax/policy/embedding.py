@@ -63,7 +63,7 @@ def lookup(
       x = jax.lax.all_to_all(x, model, split_axis=0, concat_axis=2, tiled=True)
     return x
 
-  return layout.local(
+  return layout.shard_map(
     local,
     in_specs=(table, layout.tokens),
     out_specs=jax.P(sharding.BATCH, layout.rules["between"], None),

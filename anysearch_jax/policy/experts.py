@@ -61,7 +61,9 @@ def record(a: architecture_lib.Architecture) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct((a.layers, a.active), dtype)
 
 
-def unknown(tokens: int, like: jax.ShapeDtypeStruct | np.ndarray) -> np.ndarray:
+def unrecorded(
+  tokens: int, like: jax.ShapeDtypeStruct | np.ndarray
+) -> np.ndarray:
   """Returns ids `[T, L, K]` of tokens without a record.
 
   `like` has the dtype, and L and K as its last axes.
@@ -95,7 +97,7 @@ def route(
   return kept, chosen
 
 
-def use(
+def measure_use(
   shares: jax.Array,
   chosen: jax.Array,
   recorded: jax.Array | None,
@@ -143,7 +145,9 @@ def balance(loads: jax.Array) -> jax.Array:
   return loads.shape[-1] * jnp.sum(picked * shares, -1).mean()
 
 
-def spread(kept: jax.Array, chosen: jax.Array, experts: int) -> jax.Array:
+def dense_weights(
+  kept: jax.Array, chosen: jax.Array, experts: int
+) -> jax.Array:
   """Returns the weight of each expert, `[..., E]`; others' choices count 0."""
   return jnp.sum(kept[..., None] * jax.nn.one_hot(chosen, experts), axis=-2)
 
@@ -193,7 +197,7 @@ def apply(
   into = jax.P("expert", None, width)
   gate = into if w.bias is None else jax.P("expert", None, None, width)
   out = jax.P("expert", width, None)
-  return layout.local(
+  return layout.shard_map(
     local,
     in_specs=(tokens, (gate, into, out, into), tokens, tokens),
     out_specs=tokens,
@@ -222,7 +226,7 @@ def _every(
   x: jax.Array, w: Weights, kept: jax.Array, chosen: jax.Array
 ) -> jax.Array:
   """Computes all experts for all tokens `[N, D]`, weighted with 0 or `kept`."""
-  shares = spread(kept, chosen, len(w.down))
+  shares = dense_weights(kept, chosen, len(w.down))
   # One product an expert: as one product, GPUs would transpose the weights.
   hidden = _hidden(jnp.broadcast_to(x, (len(w.down), *x.shape)), w)
   hidden *= shares.T[..., None].astype(hidden.dtype)

@@ -142,7 +142,7 @@ def save(
       table.base_rows(a),
       dtype=dtype,
       shard_bytes=shard_bytes,
-      part_of=functools.partial(lora.merged, policy.params, a),
+      part_of=functools.partial(lora.merged_weight, policy.params, a),
     )
 
 
@@ -236,7 +236,7 @@ def save_adapter(
 
 
 @contextlib.contextmanager
-def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
+def atomic_directory(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a temporary folder that replaces `folder` if no error occurs.
 
   Until then `folder` is unchanged. If `folder` is a symbolic link, its target
@@ -271,8 +271,8 @@ def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
 def _appears_once(
   folder: str | pathlib.Path,
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-  """Returns `appears_whole` in the first process, its folder in all others."""
+  """Returns `atomic_directory` in the first process, its folder in all others."""
   if processes.is_main():
-    return appears_whole(folder)
+    return atomic_directory(folder)
   folder = pathlib.Path(folder).resolve()
   return contextlib.nullcontext(folder.with_name(folder.name + _WRITING))

@@ -72,7 +72,7 @@ NAMES = Kind(
 OBJECT = Kind("an object", lambda x: isinstance(x, Mapping))
 
 
-def typed(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+def check_types(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
   """Raises ValueError for the first key that is missing or of another kind."""
   for key, kind in kinds.items():
     if key not in values or not kind.holds(values[key]):
@@ -80,7 +80,7 @@ def typed(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
       raise ValueError(f"config.json: {key} is {found}, expected {kind.words}.")
 
 
-def check(
+def check_keys(
   hf: Mapping[str, Any],
   *,
   understood: Collection[str],

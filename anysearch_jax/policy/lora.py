@@ -65,7 +65,7 @@ def combine(base: decoder.Params, adapters: decoder.Params) -> decoder.Params:
   return base | {table.LAYERS: layers}
 
 
-def merged(
+def merged_weight(
   params: decoder.Params,
   a: architecture_lib.Architecture,
   row: weights.Weight,
@@ -76,7 +76,7 @@ def merged(
   `i` is as for `parameters.part`. A merged layer is float32; any other keeps
   its dtype.
   """
-  weight, key = weights.part(params, row, i), row.path[-1]
+  weight, key = weights.layer_slice(params, row, i), row.path[-1]
   if a.lora is None or not row.stacked or key not in a.lora.targets:
     return weight
   factors = (

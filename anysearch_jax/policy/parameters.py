@@ -73,11 +73,11 @@ class Weight:
     """Our shape of one tensor of the file."""
     return self.shape[len(self.stack) :]
 
-  def names(self) -> list[str]:
+  def tensor_names(self) -> list[str]:
     """Returns the names of this row's tensors in the file, layer by layer."""
-    return [self.named(i) for i in np.ndindex(*self.stack)]
+    return [self.tensor_name(i) for i in np.ndindex(*self.stack)]
 
-  def named(self, i: Sequence[int]) -> str:
+  def tensor_name(self, i: Sequence[int]) -> str:
     """Returns the name of the tensor at an index of `stack`."""
     return self.name.format(**dict(zip(("layer", "expert"), i, strict=False)))
 
@@ -141,7 +141,7 @@ def get(params: Mapping, path: Sequence[str]):
   return params
 
 
-def part(params: Mapping, row: Weight, i: Sequence[int | jax.Array]):
+def layer_slice(params: Mapping, row: Weight, i: Sequence[int | jax.Array]):
   """Returns a row's array at `i`, in our layout (NumPy or JAX).
 
   `i` is an index of `row.stack`, or of a layer alone.
@@ -176,7 +176,7 @@ def tensors(
       for row in group:
         for expert in np.ndindex(*row.stack[1:]):
           i = (layer, *expert) if stacked else ()
-          yield row.named(i), row, i
+          yield row.tensor_name(i), row, i
 
 
 def count(rows: Sequence[Weight]) -> int:
@@ -224,12 +224,12 @@ def spec(
   out = []
   for axis, size in zip(axes, shape, strict=True):
     over = rules[axis] if axis else None
-    parts = math.prod(mesh.shape[name] for name in names(over))
+    parts = math.prod(mesh.shape[name] for name in mesh_axes(over))
     out.append(over if size % parts == 0 else None)
   return jax.P(*out)
 
 
-def names(over: Over) -> tuple[str, ...]:
+def mesh_axes(over: Over) -> tuple[str, ...]:
   """Returns the mesh axes."""
   if over is None:
     return ()

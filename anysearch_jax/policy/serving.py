@@ -158,7 +158,7 @@ def extend(
   last = jnp.maximum(counts[:, None] - 1, 0)
   positions = starts[:, None] + jnp.minimum(step, last)
   rotary = attention.rotary(a, positions)
-  x = decoder.embedded(params["embed"][tokens].astype(dtype), a)
+  x = decoder.scale_embeddings(params["embed"][tokens].astype(dtype), a)
   out: list[C] = []
   chosen: list[jax.Array] = []
   layers = zip(params[table.LAYERS], caches, strict=True)
@@ -198,7 +198,7 @@ def _layer(
   base = a.without_lora()
   params = {table.LAYERS: stacks}
   layer = {
-    row.path[-1]: _cast(lora.merged(params, a, row, (i,)), row, dtype)
+    row.path[-1]: _cast(lora.merged_weight(params, a, row, (i,)), row, dtype)
     for row in table.base_rows(base)
     if row.stacked
   }

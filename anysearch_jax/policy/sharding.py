@@ -235,10 +235,10 @@ class Layout:
     """Returns the partition of an embedding or a head `[V, D]`."""
     return weights.spec(shape, ("vocab", "model"), self.mesh, self.rules)
 
-  def other_tokens(self, model: weights.Over) -> tuple[str, ...]:
+  def token_axes_without(self, model: weights.Over) -> tuple[str, ...]:
     """Returns the axes that tokens are sharded over, but not those of D."""
     axes = (*BATCH, self.context) if self.context else BATCH
-    return tuple(a for a in axes if a not in weights.names(model))
+    return tuple(a for a in axes if a not in weights.mesh_axes(model))
 
   def spec(self, shape: Sequence[int], *axes: str | None) -> jax.P:
     """Returns the partition of an activation whose first axis is the batch.
@@ -284,7 +284,7 @@ class Layout:
     def cut(q, k, v, segment_ids, window, sinks):
       k, v = (jnp.repeat(x, copies, axis=2) for x in (k, v))
       heads = jax.P(BATCH, self.context, "tensor", None)
-      return self.local(
+      return self.shard_map(
         attend,
         in_specs=(*(heads,) * 3, self.tokens, jax.P(), jax.P("tensor")),
         out_specs=heads,
@@ -292,7 +292,7 @@ class Layout:
 
     return cut
 
-  def local(self, f: Callable, in_specs, out_specs) -> Callable:
+  def shard_map(self, f: Callable, in_specs, out_specs) -> Callable:
     """Returns `f` applied to each device's shard; `f` does its collectives."""
     return jax.shard_map(
       f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False

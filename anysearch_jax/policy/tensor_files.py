@@ -87,7 +87,7 @@ def load(
 
   def parts(row: weights.Weight) -> Iterator[list[Tensor]]:
     """Yields the tensors of each layer, or of the whole."""
-    names = row.names()
+    names = row.tensor_names()
     size = math.prod(row.stack[1:])
     for start in range(0, len(names), size):
       yield [found[name] for name in names[start : start + size]]
@@ -194,7 +194,7 @@ def save(
   """
   folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
   settings.require("dtype", dtype.name, SAVED)
-  part_of = part_of or functools.partial(weights.part, params)
+  part_of = part_of or functools.partial(weights.layer_slice, params)
   shards: list[list[tuple[str, weights.Weight, tuple[int, ...]]]] = [[]]
   total = size = 0
   for entry in weights.tensors(rows):
@@ -353,7 +353,7 @@ def _check(
   copies: Mapping[str, str],
 ) -> None:
   """Raises ValueError for a missing, unknown, misshaped or mistyped tensor."""
-  wanted = {name: row for row in rows for name in row.names()}
+  wanted = {name: row for row in rows for name in row.tensor_names()}
   missing = sorted(set(wanted) - set(found))
   unknown = sorted(
     name

@@ -42,7 +42,9 @@ def without(key, values):
 def test_published_models_have_their_published_parameter_counts(config, count):
   rows = table.rows(architecture_lib.from_hf(config))
   assert sum(math.prod(row.shape) for row in rows) == count
-  of_files = [len(row.names()) * math.prod(row.file_shape) for row in rows]
+  of_files = [
+    len(row.tensor_names()) * math.prod(row.file_shape) for row in rows
+  ]
   assert sum(of_files) == count
 
 
@@ -217,7 +219,7 @@ def test_table_equals_the_declared_parameters_each_once(switches):
   plain = dataclasses.replace(planned.A, qk_norm=False, tied=False)
   a = dataclasses.replace(plain, **switches)
   rows = table.rows(a)
-  names = [name for row in rows for name in row.names()]
+  names = [name for row in rows for name in row.tensor_names()]
   assert len(set(names)) == len(names)
   assert len({row.path for row in rows}) == len(rows)
   assert all(len(row.axes) == len(row.shape) for row in rows)

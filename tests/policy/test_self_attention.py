@@ -193,7 +193,7 @@ def test_sharded_positions_give_the_written_out_sum(context, chunk):
   heads = jax.P(None, "context", "tensor", None)
 
   @functools.partial(
-    layout.local,
+    layout.shard_map,
     in_specs=(heads, heads, heads, jax.P(None, "context"), heads),
     out_specs=(heads,) * 4,
   )
@@ -246,7 +246,7 @@ def test_sharded_positions_hold_the_scores_and_masks_of_one_chunk():
       implementation=self_attention.GATHERED,
       chunk=chunk,
     )
-    cut = sharding.Layout(sharding.mesh(context=4)).local(
+    cut = sharding.Layout(sharding.mesh(context=4)).shard_map(
       attend, in_specs=(heads,) * 4, out_specs=heads
     )
     layer = jax.checkpoint(cut, policy=self_attention.saves, prevent_cse=False)
@@ -313,7 +313,11 @@ def test_auto_chooses_the_best_that_can_run(device, auto):
     ("cudnn", _HOPPER | {"compute_capability": 8.0}, "Hopper.*found 8.0"),
     ("splash", {"platform": "tpu", "length": 576}, "128 tokens; found 576"),
     ("flash", {}, "found 'flash', expected auto or one of xla, cudnn"),
-    ("cudnn", _HOPPER | {"only_xla": "windows"}, "has no windows, which this"),
+    (
+      "cudnn",
+      _HOPPER | {"xla_only_feature": "windows"},
+      "has no windows, which this",
+    ),
   ],
 )
 def test_implementation_that_cannot_run_is_refused(asked, device, sentence):

@@ -115,7 +115,7 @@ class Gathered:
         ),
         pages,
       )
-      k, v = pages_lib.values(part, self.dtype)
+      k, v = pages_lib.dequantised(part, self.dtype)
       # Not `at[first:end].set`: its empty array of indices is a constant of
       # the shard, at which XLA of JAX 0.11 crashes.
       kv = jax.tree.map(
@@ -168,7 +168,7 @@ class Gathered:
     chex.assert_equal_shape([positions, real])
     at, real = positions[:, 0], real[:, 0]
     if self.rounds:
-      k, v = pages_lib.rounded(k), pages_lib.rounded(v)
+      k, v = pages_lib.round_to_float8(k), pages_lib.round_to_float8(v)
     rows = _add(rows, k[:, 0], v[:, 0], at)
     last = jnp.max(jnp.where(real, at, 0))
     return _attend(q, rows, at, last, window, sinks), rows
@@ -253,6 +253,6 @@ def _attend(
     return jax.lax.cond(i + 1 < used, rest, lambda carry: carry, carry)
 
   shape = (heads, b, n // heads, h)
-  _, total, out = following(0, paged_attention.started(shape, sinks))
+  _, total, out = following(0, paged_attention.initial_carry(shape, sinks))
   out = (out / total[..., None]).astype(dtype)
   return out.swapaxes(0, 1).reshape(b, 1, n, h)

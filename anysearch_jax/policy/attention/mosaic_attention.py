@@ -119,7 +119,7 @@ def attend(
   )(q, pages.k, pages.v, table, last, ends)
   if splits == 1:
     return found[0]
-  out = pages_lib.joined(found[0], found[1][..., :group])
+  out = pages_lib.combine_splits(found[0], found[1][..., :group])
   return out.reshape(q.shape).astype(q.dtype)
 
 
@@ -132,7 +132,7 @@ def write(
   """Writes keys and values to their pages, in place, by one kernel.
 
   `heads` are `[B, T, K, G + 2, H]`, each kv head's queries, key and value;
-  `rows` are those of `pages.places`. Also returns the queries `[B, T, N, H]`.
+  `rows` are those of `pages.page_and_offset`. Also returns the queries `[B, T, N, H]`.
   """
   b, t, kv_heads, each, h = heads.shape
   group = each - 2
@@ -166,7 +166,7 @@ def write(
     compiler_params=_COMPILER,
     interpret=interpret,
     name="paged_write",
-  )(heads, *pages_lib.places(pages, *rows), k, v)
+  )(heads, *pages_lib.page_and_offset(pages, *rows), k, v)
   return q, pages_lib.Pages(jax.freeze(k), jax.freeze(v))
 
 

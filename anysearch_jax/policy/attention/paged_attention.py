@@ -90,7 +90,7 @@ class Paged:
       return attend(q, pages, table, positions), pages
 
     if self.mesh is not None and self.mesh.size > 1:
-      data, tensor = cut(self.mesh)
+      data, tensor = row_and_head_axes(self.mesh)
       rows, heads = jax.P(data), jax.P(data, None, tensor)
       pool = jax.P(tensor, data)
       here = jax.shard_map(
@@ -125,7 +125,7 @@ class Paged:
     return plain
 
 
-def cut(mesh: jax.sharding.Mesh) -> tuple[str | None, str | None]:
+def row_and_head_axes(mesh: jax.sharding.Mesh) -> tuple[str | None, str | None]:
   """Returns the mesh axes of rows (and pages) and of heads, or None.
 
   An axis of one device becomes None, as in the shardings that compiled programs
@@ -228,7 +228,7 @@ def _xla(
     part = jax.tree.map(
       lambda x: x[:, numbers].reshape(kv_heads, b, span, *x.shape[3:]), pages
     )
-    k, v = pages_lib.values(part, dtype)
+    k, v = pages_lib.dequantised(part, dtype)
     scores = jnp.einsum(
       "kbgth,kbsh->kbgts", q, k, preferred_element_type=jnp.float32
     )
@@ -244,13 +244,13 @@ def _xla(
     least = jnp.min(positions, axis=1, keepdims=True)
     first = jnp.maximum(0, least - window + 1) // span
   blocks = jnp.max(positions // span - first) + 1
-  carry = started((kv_heads, b, n // kv_heads, t, h), sinks)
+  carry = initial_carry((kv_heads, b, n // kv_heads, t, h), sinks)
   _, total, out = jax.lax.fori_loop(0, blocks, step, carry)
   out = (out / total[..., None]).astype(dtype)
   return out.transpose(1, 3, 0, 2, 4).reshape(b, t, n, h)
 
 
-def started(
+def initial_carry(
   shape: Sequence[int], sinks: jax.Array | None
 ) -> tuple[jax.Array, ...]:
   """Returns the carry of `add_block` before any block, of `[K, B, R, ..., H]`.

@@ -48,7 +48,7 @@ class Pages(NamedTuple):
 Pools = tuple[Pages, ...]
 
 
-def stored(kv_dtype: str, dtype: Any) -> Any:
+def storage_dtype(kv_dtype: str, dtype: Any) -> Any:
   """Returns the dtype of pages for `engine.kv_dtype` and a compute dtype."""
   return jnp.dtype(_FLOAT8 if kv_dtype == "float8" else dtype)
 
@@ -85,7 +85,7 @@ def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   return (x / scale[..., None]).astype(_FLOAT8), scale.astype(_SCALE)
 
 
-def values(pages: Pages, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def dequantised(pages: Pages, dtype: Any) -> tuple[jax.Array, jax.Array]:
   """Returns keys and values as numbers of a dtype."""
   return (
     _product(pages.k, pages.k_scale, dtype),
@@ -93,7 +93,7 @@ def values(pages: Pages, dtype: Any) -> tuple[jax.Array, jax.Array]:
   )
 
 
-def rounded(x: jax.Array) -> jax.Array:
+def round_to_float8(x: jax.Array) -> jax.Array:
   """Returns `x` as float8 pages give it back."""
   # Otherwise the compiler may leave out a conversion there and back.
   number, scale = jax.lax.optimization_barrier(quantised(x))
@@ -127,7 +127,7 @@ def empty(
   return tuple(map(layer, range(a.layers)))
 
 
-def places(
+def page_and_offset(
   pages: Pages, table: jax.Array, positions: jax.Array, real: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Returns each token's page (0 for padding) and place in it, int `[B, T]`."""
@@ -153,7 +153,7 @@ def write(
   every layer of every step.
   """
   heads, count, size, _ = pages.k.shape
-  number, offset = places(pages, table, positions, real)
+  number, offset = page_and_offset(pages, table, positions, real)
   head = jnp.arange(heads)[:, None, None]
   at = (head * count + number) * size + offset
 
@@ -171,7 +171,7 @@ def write(
   return jax.tree.map(written, pages, new)
 
 
-def joined(out: jax.Array, sums: jax.Array) -> jax.Array:
+def combine_splits(out: jax.Array, sums: jax.Array) -> jax.Array:
   """Joins the results of parts of the keys, `[B, K, splits, R, H]`.
 
   `sums`, `[B, K, splits, R]`, are the logarithms of the parts' sums of weights,

@@ -83,7 +83,7 @@ def choose(
   dtype: jax.typing.DTypeLike,
   length: int,
   compute_capability: float | None,
-  only_xla: str = "",
+  xla_only_feature: str = "",
 ) -> str:
   """Returns the implementation to use; `auto` takes the best that can run.
 
@@ -94,7 +94,7 @@ def choose(
     dtype: of queries, keys and values.
     length: T.
     compute_capability: of NVIDIA devices, such as 9.0; None elsewhere.
-    only_xla: as in `Architecture`.
+    xla_only_feature: as in `Architecture`.
 
   Raises:
     ValueError: the implementation is unknown or cannot run.
@@ -102,7 +102,9 @@ def choose(
   name, capability = jnp.dtype(dtype).name, compute_capability
   nvidia, step = platform in ("gpu", "cuda"), _SPLASH_BLOCKS[-1]
   found = f"found {length}: change batch.row_lengths"
-  plain = {f"has no {only_xla}, which this policy has": not only_xla}
+  plain = {
+    f"has no {xla_only_feature}, which this policy has": not xla_only_feature
+  }
   # What each needs, with the reason to refuse it without.
   needs = {
     # As `check_layout` and `check_is_flash_attention` of JAX.
@@ -270,7 +272,7 @@ def _gathered(
       # masked scores, which is 0 beside that of a key that it sees: its own.
       return jax.lax.cond(jnp.any(mask), added, lambda x: x, carry), None
 
-    start = paged_attention.started(q.shape, sinks)
+    start = paged_attention.initial_carry(q.shape, sinks)
     (_, total, out), _ = jax.lax.scan(
       step, start, (keys, values, key_ids, starts)
     )
