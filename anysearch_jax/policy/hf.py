@@ -15,7 +15,14 @@ import numpy as np
 
 from anysearch_jax.host import json_files, processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf_config, lora, sharding, table, tensor_files
+from anysearch_jax.policy import (
+  hf_architecture,
+  hf_config,
+  lora,
+  sharding,
+  table,
+  tensor_files,
+)
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 # The files of a checkpoint that an export copies: all but weights and card.
@@ -96,7 +103,7 @@ def describe(
   config = json_files.read(path)
   hf_config.refuse_adapter(folder)
   try:
-    a = architecture_lib.from_hf(config)
+    a = hf_architecture.from_hf(config)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
   tokenizer = tokenizer_lib.Tokenizer.from_folder(folder)
@@ -172,7 +179,7 @@ def save_files(
     ids = sorted(policy.tokenizer.end_of_turn_ids)
     # The default of transformers may be beyond a small embedding.
     pad = policy.tokenizer.hf.pad_token_id
-    hf = architecture_lib.to_hf(
+    hf = hf_architecture.to_hf(
       policy.architecture, dtype="float32", eos_token_id=ids, pad_token_id=pad
     )
     policy.tokenizer.hf.save_pretrained(folder)
@@ -271,7 +278,7 @@ def atomic_directory(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
 def _appears_once(
   folder: str | pathlib.Path,
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-  """Returns `atomic_directory` in the first process, its folder in all others."""
+  """Returns `atomic_directory` in process 0, its folder in all others."""
   if processes.is_main():
     return atomic_directory(folder)
   folder = pathlib.Path(folder).resolve()

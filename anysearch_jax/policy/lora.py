@@ -83,8 +83,8 @@ def merged_weight(
     weights.index(params[table.LAYERS][f"{key}_lora_{factor}"], i)
     for factor in "ab"
   )
-  gives_first = table.projections(a)[key].gives_first
-  return _added(weight, *factors, a.lora.scale, gives_first)
+  out_axes_first = table.projections(a)[key].out_axes_first
+  return _added(weight, *factors, a.lora.scale, out_axes_first)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -93,12 +93,12 @@ def _added(
   lora_a: jax.Array,
   lora_b: jax.Array,
   scale: float,
-  gives_first: bool,
+  out_axes_first: bool,
 ) -> jax.Array:
   lora_a, lora_b = lora_a.astype(jnp.float32), lora_b.astype(jnp.float32)
   product = (
     jnp.tensordot(lora_b, lora_a, (0, -1))
-    if gives_first
+    if out_axes_first
     else jnp.tensordot(lora_a, lora_b, 1)
   )
   return weight.astype(jnp.float32) + scale * product

@@ -17,8 +17,11 @@ import random_models
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
-from anysearch_jax.policy.attention import masks as attention
-from anysearch_jax.policy.attention import self_attention
+from anysearch_jax.policy.attention import (
+  dense_attention,
+  rotary,
+  self_attention,
+)
 
 
 def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
@@ -26,10 +29,8 @@ def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
   a = dataclasses.replace(
     planned.A, head_dim=128, rope_theta=500_000.0, rope_scaling=rope
   )
-  plain = attention.inverse_frequencies(
-    dataclasses.replace(a, rope_scaling=None)
-  )
-  scaled = attention.inverse_frequencies(a)
+  plain = rotary.inverse_frequencies(dataclasses.replace(a, rope_scaling=None))
+  scaled = rotary.inverse_frequencies(a)
   seen = set()
   for before, after in zip(plain.tolist(), scaled.tolist()):
     wavelength = 2 * math.pi / before
@@ -50,19 +51,19 @@ def test_rotation_is_multiplication_by_a_complex_phase():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 3, 4, 8)).astype(np.float32)
   positions = np.array([[0, 1, 2], [7, 100, 3]])
-  phase = np.exp(1j * positions[..., None] * attention.inverse_frequencies(a))[
+  phase = np.exp(1j * positions[..., None] * rotary.inverse_frequencies(a))[
     :, :, None
   ]
   turned = (x[..., :4] + 1j * x[..., 4:]) * phase
-  found = attention.rotate(
-    jnp.asarray(x), *attention.rotary(a, jnp.asarray(positions))
+  found = rotary.rotate(
+    jnp.asarray(x), *rotary.cos_and_sin(a, jnp.asarray(positions))
   )
   expected = np.concatenate([turned.real, turned.imag], -1)
   np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_segments_attend_causally_to_themselves():
-  found = attention.segment_mask(jnp.array([[1, 1, 2, 2, 0]]))[0]
+  found = dense_attention.segment_mask(jnp.array([[1, 1, 2, 2, 0]]))[0]
   expected = [
     [1, 0, 0, 0, 0],
     [1, 1, 0, 0, 0],
@@ -83,7 +84,7 @@ def test_attention_equals_the_written_out_sum(sinks):
   mask[..., 0] = True
   # A query that sees nothing gives numbers.
   mask[1, 2] = False
-  found = jax.jit(attention.attend)(q, keys, values, mask, sinks)
+  found = jax.jit(dense_attention.attend)(q, keys, values, mask, sinks)
   assert np.isfinite(found).all()
   for i, j, head in np.ndindex(b, t, n):
     kv = head // (n // k)

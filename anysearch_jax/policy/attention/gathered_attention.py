@@ -158,7 +158,7 @@ class Gathered:
       positions: int `[B, 1]` of the new tokens in their rows.
       real: bool `[B, 1]`, False for padding, whose results are meaningless.
       window: how many tokens each sees, itself included; None: all.
-      sinks: `[N]`, as in `masks.attend`.
+      sinks: `[N]`, as in `dense_attention.attend`.
 
     Returns:
       `[B, 1, N, H]`, dtype of `q`, and the rows with the new tokens; scores and

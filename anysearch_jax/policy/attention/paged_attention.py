@@ -16,7 +16,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from anysearch_jax.policy.attention import masks
+from anysearch_jax.policy.attention import layer_options
 from anysearch_jax.policy.attention import pages as pages_lib
 
 # Scores that `_xla` has in memory at a time: 16 MiB.
@@ -66,7 +66,7 @@ class Paged:
       real: bool `[B, T]`, False for padding, whose results are meaningless.
       window: how many tokens each sees, itself included; None: all. No kernel
         has windows or sinks, so XLA computes them.
-      sinks: `[N]`, as in `masks.attend`.
+      sinks: `[N]`, as in `dense_attention.attend`.
 
     Returns:
       `[B, T, N, H]`, dtype of `q`, and the pages with the new tokens; scores
@@ -107,7 +107,7 @@ class Paged:
   ) -> Callable[..., jax.Array]:
     """Returns what computes attention of `tokens` tokens per row."""
     plain = functools.partial(_xla, block=self.block, sinks=sinks)
-    if window is not None and window < masks.ALL:
+    if window is not None and window < layer_options.NO_WINDOW:
       return functools.partial(plain, window=window)
     if sinks is not None:
       return plain

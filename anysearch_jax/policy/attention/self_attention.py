@@ -17,8 +17,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention
 
-from anysearch_jax.policy.attention import cudnn, paged_attention, pages
-from anysearch_jax.policy.attention import masks as attention
+from anysearch_jax.policy.attention import (
+  cudnn,
+  dense_attention,
+  paged_attention,
+  pages,
+)
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
 GATHERED = "gathered"
@@ -52,7 +56,7 @@ def self_attention(
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
     window: how many tokens each sees, itself included; None: all of its
       segment up to itself. Only for `xla` and `GATHERED`.
-    sinks: as in `masks.attend`. Only for `xla` and `GATHERED`.
+    sinks: as in `dense_attention.attend`. Only for `xla` and `GATHERED`.
     implementation: `xla`, `cudnn` or `splash`, see `choose`; or `GATHERED`,
       under `shard_map`, where T are the positions of one device of `CONTEXT`.
     chunk: for `xla`, number of queries whose scores are in memory at a time;
@@ -184,8 +188,8 @@ def _xla(
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   chunks = -(-t // chunk)
   if chunks == 1:
-    mask = attention.segment_mask(segment_ids, window)
-    return checkpoint_name(attention.attend(q, k, v, mask, sinks), _NAME)
+    mask = dense_attention.segment_mask(segment_ids, window)
+    return checkpoint_name(dense_attention.attend(q, k, v, mask, sinks), _NAME)
   # Chunks of equal size: the last one is padded by fewer than `chunks` tokens.
   size = -(-t // chunks)
   # The gradients of keys and values are summed over chunks in the dtype of
@@ -207,7 +211,7 @@ def _xla(
       ages = positions[:, None] - np.arange(end)
       mask &= (ages >= 0) if window is None else (ages >= 0) & (ages < window)
       keys, values = (x[:, :, :end].astype(q.dtype) for x in (k, v))
-      return attention.attend(q, keys, values, mask, sinks)
+      return dense_attention.attend(q, keys, values, mask, sinks)
 
     xs = jax.tree.map(lambda x, part=part: x[part[0] : part[-1] + 1], queries)
     parts.append(jax.lax.map(attend, (*xs, positions[part])))

@@ -21,7 +21,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, experts, serving
 from anysearch_jax.policy.attention import (
   gathered_attention,
-  masks,
+  layer_options,
   paged_attention,
 )
 from anysearch_jax.policy.attention import pages as pages_lib
@@ -96,7 +96,7 @@ class Model:
 
     def attend(q, k, v, pages, positions, real, window=None, sinks=None):
       (b, t), tokens = q.shape[:2], (q, k, v, positions, real)
-      windowed = window is not None and window < masks.ALL
+      windowed = window is not None and window < layer_options.NO_WINDOW
       numbers = self.table(tables, windowed=windowed)
       if self.exact:
         # Kernels divide the keys of a row by its last token: each token is one.
