@@ -178,9 +178,8 @@ def _transformers_config(hf: Mapping[str, Any], family_name: str) -> Any:
   import transformers
 
   family = families.FAMILIES[family_name]
-  if hf.get("quantization_config") and family.architecture_fields.get(
-    "clamped"
-  ):
+  is_gpt_oss = family.architecture_fields.get("clamped", False)
+  if is_gpt_oss and hf.get("quantization_config"):
     hf_config.check_types(hf, {"quantization_config": hf_config.OBJECT})
     if hf["quantization_config"].get("quant_method") == "mxfp4":
       # `tensor_files` recognises MXFP4 by the tensors themselves.

@@ -172,9 +172,9 @@ def extend(
   Returns:
     Normed hidden states `[B, T, D]`, the new caches, and the ids of each
     token's experts, `[B, T, L, k]` in the dtype of `experts.record` (None
-    without experts). States and experts of padding are meaningless. Several rows may be
-    chunks of one sequence, because every layer writes the keys and values of
-    all rows before it attends.
+    without experts). States and experts of padding are meaningless. Several
+    rows may be chunks of one sequence, because every layer writes the keys and
+    values of all rows before it attends.
   """
   chex.assert_equal_shape([starts, counts])
   step = jnp.arange(tokens.shape[1])[None]

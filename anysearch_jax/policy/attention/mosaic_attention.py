@@ -132,7 +132,7 @@ def write(
   """Writes keys and values to their pages, in place, by one kernel.
 
   `heads` are `[B, T, K, G + 2, H]`, each kv head's queries, key and value;
-  `rows` are those of `pages.page_and_offset`. Also returns queries `[B, T, N, H]`.
+  `rows` are those of `page_and_offset`. Also returns the queries `[B, T, N, H]`.
   """
   b, t, kv_heads, each, h = heads.shape
   group = each - 2
