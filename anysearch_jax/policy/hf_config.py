@@ -115,13 +115,13 @@ def check_keys(
           "no such key" if v is None else repr(v) for v in only[key]
         )
         raise ValueError(
-          f"config.json: {key} {_shortened(value)} is not supported; expected "
-          f"{expected}."
+          f"config.json: {key} {_shortened(value)} is not supported; "
+          f"expected {expected}."
         )
     elif key not in known_keys and value is not None:
       raise ValueError(
-        f"config.json: unknown key {key!r} ({_shortened(value)}), which may change "
-        "what the model computes; expected keys that are known. Remove it if "
+        f"config.json: unknown key {key!r} ({_shortened(value)}), which may "
+        "change what the model computes; expected keys that are known. Remove it if "
         "you know that it changes nothing."
       )
 

@@ -34,8 +34,8 @@ def attach(
   expert_targets = {"gate", "up", "down"} & {*config.targets}
   if a.experts and expert_targets:
     raise ValueError(
-      f"lora.targets: found {', '.join(sorted(expert_targets))}, of which this policy "
-      f"has {a.experts} in each layer; expected targets among q, k, v and o."
+      f"lora.targets: found {', '.join(sorted(expert_targets))}, of which this "
+      f"policy has {a.experts} in each layer; expected targets among q, k, v and o."
     )
   if config.rank > a.d_model:
     raise ValueError(

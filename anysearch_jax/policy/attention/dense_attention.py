@@ -20,9 +20,11 @@ def attend(
 
   Args:
     q: `[B, T, N, H]`.
-    k: `[B, K, S, H]`. v: as `k`.
+    k: `[B, K, S, H]`, of S keys.
+    v: as `k`.
     mask: bool `[B, T, S]`, True where a query attends to a key.
-    sinks: `[N]`, of each head a score that takes a share and gives no value.
+    sinks: `[N]`, for each head the score of a key without a value, which takes
+      its share of the softmax (https://arxiv.org/abs/2309.17453).
 
   Returns:
     `[B, T, N, H]`, dtype of `q`; scores and softmax are float32.
@@ -37,22 +39,27 @@ def attend(
     "bkrth,bksh->bkrts", q, k, preferred_element_type=jnp.float32
   )
   scores = jnp.where(mask[:, None, None], scores * h**-0.5, pages.MASKED)
-  p = jax.nn.softmax(scores, axis=-1)
+  probs = jax.nn.softmax(scores, axis=-1)
   if sinks is not None:
+    # exp(l) / (exp(l) + exp(sink)) for the log-sum-exp l of the keys.
     sinks = sinks.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
-    total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    p *= jax.nn.sigmoid(total - sinks)
-  out = jnp.einsum("bkrts,bksh->bkrth", p.astype(v.dtype), v)
+    log_sum = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    probs *= jax.nn.sigmoid(log_sum - sinks)
+  out = jnp.einsum("bkrts,bksh->bkrth", probs.astype(v.dtype), v)
   return out.transpose(0, 3, 1, 2, 4).reshape(b, t, n, h)
 
 
 def segment_mask(
   segment_ids: jax.Array, window: jax.Array | None = None
 ) -> jax.Array:
-  """Returns the causal mask bool `[B, T, T]` inside segments; id 0 is padding.
+  """Returns the causal mask bool `[B, T, T]` inside segments.
 
-  A padding query attends to padding up to itself, and no token to padding. A
-  query sees the last `window` tokens, itself included; None: all.
+  Padding attends to padding up to itself, so that no softmax is empty; no token
+  attends to padding.
+
+  Args:
+    segment_ids: int `[B, T]`; 0 is padding.
+    window: number of tokens that a query sees, itself included; None: all.
   """
   t = segment_ids.shape[1]
   same = segment_ids[:, :, None] == segment_ids[:, None, :]
