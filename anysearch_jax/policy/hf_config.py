@@ -121,8 +121,8 @@ def check_keys(
     elif key not in known_keys and value is not None:
       raise ValueError(
         f"config.json: unknown key {key!r} ({_shortened(value)}), which may "
-        "change what the model computes; expected keys that are known. Remove it if "
-        "you know that it changes nothing."
+        "change what the model computes; expected keys that are known. Remove "
+        "it if you know that it changes nothing."
       )
 
 

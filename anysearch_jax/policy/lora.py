@@ -35,7 +35,8 @@ def attach(
   if a.experts and expert_targets:
     raise ValueError(
       f"lora.targets: found {', '.join(sorted(expert_targets))}, of which this "
-      f"policy has {a.experts} in each layer; expected targets among q, k, v and o."
+      f"policy has {a.experts} in each layer; expected targets among q, k, v "
+      "and o."
     )
   if config.rank > a.d_model:
     raise ValueError(

@@ -28,8 +28,8 @@ import jax.numpy as jnp
 from anysearch_jax.policy.attention import paged_attention
 from anysearch_jax.policy.attention import pages as pages_lib
 
-# Blocks that nested conditions visit one by one, without a loop; see `gather` and
-# `_attend`.
+# Blocks that nested conditions visit one by one, without a loop; see `gather`
+# and `_attend`.
 _NESTED = 4
 
 
@@ -101,8 +101,8 @@ class Gathered:
     Only the blocks up to the longest row are copied. Their number is known on
     the device alone, so a condition guards each copy, nested in the one before.
     A loop would need no nesting, but XLA may compile a loop that copies as one
-    slow kernel. After the first blocks, each condition copies a quarter more, so
-    that there are few of them for long rows.
+    slow kernel. After the first blocks, each condition copies a quarter more,
+    so that there are few of them for long rows.
 
     Args:
       rows: memory to copy to, of `empty` or of an earlier call.
