@@ -243,7 +243,9 @@ class Block(nn.Module):
 
     y = self._constrain(normed("attention_norm", x), "positions", None)
     q_k_v = self._heads(w, y, cos_sin)
-    cache, use, expert_ids = None, None, None
+    cache = None
+    use = None
+    expert_ids = None
     if cached is not None:
       out, cache = cached(*q_k_v, w.get("sinks"))
     else:

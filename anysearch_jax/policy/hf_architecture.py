@@ -223,10 +223,10 @@ def _family_name(hf: Mapping[str, Any]) -> str:
     if name == model_type
   ]
   if len(classes) != 1 or classes[0] not in name_by_class:
-    named = ", ".join(map(repr, classes))
-    named = named or f"'(none)' of model_type {model_type!r}"
+    names = ", ".join(map(repr, classes))
+    names = names or f"'(none)' of model_type {model_type!r}"
     raise ValueError(
-      f"config.json: architecture {named} is not supported; expected one of "
+      f"config.json: architecture {names} is not supported; expected one of "
       f"{', '.join(name_by_class)}."
     )
   family_name = name_by_class[classes[0]]
