@@ -96,75 +96,83 @@ class Architecture:
   """Sizes and switches of a decoder; capitals are the shape legend of `types`.
 
   The defaults are those of a Llama; `families` sets what a family changes.
+
+  Attributes:
+    family: `model_type` of config.json, a key of `families.FAMILIES`.
+    vocab_size: V, rows of the embedding; it may exceed the tokenizer's size.
+    d_model: D, the width of the residual stream.
+    layers: L, the number of layers.
+    heads: N, the query heads of a layer.
+    kv_heads: K, the key-value heads of a layer; a divisor of `heads`.
+    head_dim: H, the width of a head; even.
+    mlp_dim: F, the inner width of the feed-forward layer, or of each expert.
+    norm_eps: added to the mean square in every RMSNorm.
+    rope_theta: the base of the rotary frequencies.
+    rope_scaling: how the rotary frequencies are stretched to a longer context,
+      if at all.
+    qkv_bias: whether the projections to queries, keys and values have biases.
+    o_bias: whether attention's output projection has a bias.
+    mlp_bias: whether the feed-forward projections have biases.
+    qk_norm: whether queries and keys go through an RMSNorm before RoPE.
+    query_scale: multiplies normed queries, beside the usual 1 / sqrt(H).
+    joint_norm: whether `qk_norm` is over all heads together (Olmo 3), not over
+      each.
+    norms: position of the norms: `before`, `after` or `around` each sublayer.
+    norm_offset: added to the stored scales of norms; Gemma stores them minus 1.
+    gelu: whether the feed-forward layer has GELU (by tanh) instead of SiLU.
+    scaled: whether embeddings are multiplied by sqrt(D).
+    unrotated: indices of the layers without rotary positions (NoPE).
+    window: tokens that a query of a windowed layer sees, itself included.
+    windowed: indices of the layers with sliding-window attention.
+    windowed_theta: RoPE base of windowed layers, unscaled; 0: the RoPE of the
+      others.
+    experts: E, the experts of each layer; 0 means a dense feed-forward layer.
+    active: experts that a token uses, the k of the router's top-k.
+    renormalized: whether the router's top-k probabilities are divided by their
+      sum.
+    sinks: whether each head's softmax has one more, learned score without a
+      value.
+    clamped: whether experts are gpt-oss's: a clamped SwiGLU, and biases
+      everywhere.
+    tied: whether the LM head is the embedding.
+    max_context: context in tokens, for exports: servers refuse longer requests
+      by it. The decoder itself has no limit.
+    lora: the adapters, if any.
   """
 
   family: str
-  """`model_type` of config.json, a key of `families.FAMILIES`."""
   vocab_size: int
-  """V, rows of the embedding; it may exceed the tokenizer's size."""
   d_model: int
-  """D, the width of the residual stream."""
   layers: int
-  """L, the number of layers."""
   heads: int
-  """N, the query heads of a layer."""
   kv_heads: int
-  """K, the key-value heads of a layer; a divisor of `heads`."""
   head_dim: int
-  """H, the width of a head; even."""
   mlp_dim: int
-  """F, the inner width of the feed-forward layer, or of each expert."""
   norm_eps: float = 1e-6
-  """Added to the mean square in every RMSNorm."""
   rope_theta: float = 10_000.0
-  """The base of the rotary frequencies."""
   rope_scaling: Rope | None = None
-  """How the rotary frequencies are stretched to a longer context, if at all."""
   qkv_bias: bool = False
-  """Whether the projections to queries, keys and values have biases."""
   o_bias: bool = False
-  """Whether attention's output projection has a bias."""
   mlp_bias: bool = False
-  """Whether the feed-forward projections have biases."""
   qk_norm: bool = False
-  """Whether queries and keys go through an RMSNorm before RoPE."""
   query_scale: float = 1.0
-  """Multiplies normed queries, beside the usual 1 / sqrt(H)."""
   joint_norm: bool = False
-  """Whether `qk_norm` is over all heads together (Olmo 3), not over each."""
   norms: str = "before"
-  """Position of the norms: `before`, `after` or `around` each sublayer."""
   norm_offset: float = 0.0
-  """Added to the stored scales of norms; Gemma stores them minus 1."""
   gelu: bool = False
-  """Whether the feed-forward layer has GELU (by tanh) instead of SiLU."""
   scaled: bool = False
-  """Whether embeddings are multiplied by sqrt(D)."""
   unrotated: tuple[int, ...] = ()
-  """Indices of the layers without rotary positions (NoPE)."""
   window: int = 0
-  """Tokens that a query of a windowed layer sees, itself included."""
   windowed: tuple[int, ...] = ()
-  """Indices of the layers with sliding-window attention."""
   windowed_theta: float = 0.0
-  """RoPE base of windowed layers, unscaled; 0: the RoPE of the others."""
   experts: int = 0
-  """E, the experts of each layer; 0 means a dense feed-forward layer."""
   active: int = 0
-  """Experts that a token uses, the k of the router's top-k."""
   renormalized: bool = False
-  """Whether the router's top-k probabilities are divided by their sum."""
   sinks: bool = False
-  """Whether each head's softmax has one more, learned score without a value."""
   clamped: bool = False
-  """Whether experts are gpt-oss's: a clamped SwiGLU, and biases everywhere."""
   tied: bool = False
-  """Whether the LM head is the embedding."""
   max_context: int = 32768
-  """Context in tokens, for exports: servers refuse longer requests by it. The
-  decoder itself has no limit."""
   lora: Lora | None = None
-  """The adapters, if any."""
 
   @property
   def xla_only_feature(self) -> str:
@@ -178,6 +186,6 @@ class Architecture:
     return dataclasses.replace(self, lora=None)
 
   def mean_attended(self, context: float) -> float:
-    """Returns how many of `context` tokens a query sees, as layers' mean."""
+    """Returns how many of `context` tokens a query sees, averaged by layer."""
     unseen = max(0, context - self.window) if self.windowed else 0
     return context - unseen * len(self.windowed) / self.layers

@@ -190,7 +190,7 @@ def extend(
   all_options = layer_options_lib.layer_options(a)
   expert_layout = None if mesh is None else sharding.Layout(mesh)
   for i, (layer, cache) in enumerate(layers):
-    options = all_options.of_layer(i)
+    options = jax.tree.map(lambda x, i=i: x[i], all_options)
 
     def cached(q, k, v, sinks, cache=cache, window=options.window):
       return attend(q, k, v, cache, positions, real, window, sinks)

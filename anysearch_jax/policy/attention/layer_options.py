@@ -25,13 +25,6 @@ class LayerOptions(NamedTuple):
   rotated: Any = None
   window: Any = None
 
-  def of_layer(self, i: int) -> LayerOptions:
-    """Returns the options of layer `i`, of those of all layers."""
-    return LayerOptions(
-      rotated=None if self.rotated is None else self.rotated[i],
-      window=None if self.window is None else self.window[i],
-    )
-
 
 def layer_options(a: architecture_lib.Architecture) -> LayerOptions:
   """Returns the options of all layers."""

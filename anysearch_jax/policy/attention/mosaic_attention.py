@@ -417,11 +417,11 @@ def _product(
   if interpret:
     # The interpreter of JAX 0.10 has no product of registers or with a
     # transposed matrix.
-    x = x if isinstance(x, jax.Array) else x[...]
+    x = x[...]
     y = y[...]
-    y = y.T if transposed else y
-    return jnp.dot(x, y, preferred_element_type=jnp.float32)
   y = y.T if transposed else y
+  if interpret:
+    return jnp.dot(x, y, preferred_element_type=jnp.float32)
 
   def multiply(accumulator):
     gpu.wgmma(accumulator, x, y)
