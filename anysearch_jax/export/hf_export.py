@@ -94,7 +94,7 @@ def write(
       start,
     )
   c = config.curriculum
-  last = rollout == c.total_steps // c.steps_per_rollout
+  is_last_rollout = rollout == c.total_steps // c.steps_per_rollout
   card = model_card.render(
     model_card.Exported(
       config=config,
@@ -105,7 +105,7 @@ def write(
       dtype=dtype,
       evaluated_dtype=config.checkpoint.export_dtype,
       prompt=_json(run / "prompts.json").get("plain", ""),
-      rows=_evaluations(run) if last else [],
+      rows=_evaluations(run) if is_last_rollout else [],
     )
   )
   _, _, policy = load_policy(run, rollout=rollout, base=base)
@@ -145,10 +145,12 @@ def load_policy(
   a = lora.attach(a, config.lora)
   mesh = sharding.mesh(fsdp=jax.local_device_count())
   rows = table.trainable_rows(a)
-  like = weights.abstract(
+  abstract_params = weights.abstract(
     rows, weights.shardings(rows, mesh, sharding.RULES), jnp.float32
   )
-  params = checkpoint.read(run / "checkpoints", rollout, "params", like)
+  params = checkpoint.read(
+    run / "checkpoints", rollout, "params", abstract_params
+  )
   if a.lora is not None:
     base = base or config.policy
     if not pathlib.Path(base).is_dir():
@@ -156,8 +158,8 @@ def load_policy(
         f"{base}: no such folder; {run} trained adapters, whose export needs "
         "the policy that it began with. Name its folder with --base."
       )
-    noted = _policy_digest(run / "provenance.json")
-    if noted and noted != tensor_files.digest(base):
+    base_digest = _policy_digest(run / "provenance.json")
+    if base_digest and base_digest != tensor_files.digest(base):
       raise ValueError(
         f"{base}: its weights are not those that {run} began with (another "
         "SHA-256); name that folder with --base."

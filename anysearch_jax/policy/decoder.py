@@ -214,24 +214,24 @@ class Block(nn.Module):
     segment_ids: jax.Array | None,
     options: layer_options_lib.LayerOptions = layer_options_lib.LayerOptions(),  # noqa: B008
     recorded: jax.Array | None = None,
-    cached: Callable[..., tuple[jax.Array, Any]] | None = None,
+    attend_to_cache: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
     """Computes the layer, over its input alone or over a KV cache.
 
     Args:
       x: `[B, T, D]`.
       cos_sin: cos and sin of the rotary angles, of `rotary.cos_and_sin`.
-      segment_ids: int `[B, T]`; unused with `cached`.
+      segment_ids: int `[B, T]`; unused with `attend_to_cache`.
       options: the options of this layer.
       recorded: ids of experts that were chosen before, int `[B, T, k]`, see
         `experts.record`.
-      cached: maps q, k, v and sinks to the attention output and the new cache;
-        None means attention over the input itself.
+      attend_to_cache: maps q, k, v and sinks to the attention output and the
+        new cache; None means attention over the input itself.
 
     Returns:
       The output `[B, T, D]`, and how the tokens use experts (`experts.Use`,
-      None without experts). With `cached` the second value is a pair: the new
-      cache, and the experts' ids `[B, T, k]` (None without experts).
+      None without experts). With `attend_to_cache` the second value is a pair:
+      the new cache, and the experts' ids `[B, T, k]` (None without experts).
     """
     a = self.a
     w = self._weights(x.dtype)
@@ -246,8 +246,8 @@ class Block(nn.Module):
     cache = None
     use = None
     expert_ids = None
-    if cached is not None:
-      out, cache = cached(*q_k_v, w.get("sinks"))
+    if attend_to_cache is not None:
+      out, cache = attend_to_cache(*q_k_v, w.get("sinks"))
     else:
       attend = self._self_attention()
       out = attend(*q_k_v, segment_ids, options.window, w.get("sinks"))
@@ -267,7 +267,7 @@ class Block(nn.Module):
       y = self._constrain(self._gated(w, y), "positions", "mlp")
       y = self._project(w, "down", y).reshape(x.shape)
     x += self._constrain(normed("mlp_end_norm", y), "between", None)
-    return x, use if cached is None else (cache, expert_ids)
+    return x, use if attend_to_cache is None else (cache, expert_ids)
 
   def _self_attention(self) -> Callable[..., jax.Array]:
     """Returns attention over whole rows, each device with its own heads."""

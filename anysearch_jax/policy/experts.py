@@ -243,12 +243,12 @@ def apply(
     return y
 
   tokens = jax.P(*layout.tokens, None)
-  into = jax.P("expert", None, width)
-  gate = into if w.bias is None else jax.P("expert", None, None, width)
-  out = jax.P("expert", width, None)
+  up = jax.P("expert", None, width)  # Also of biases.
+  gate = up if w.bias is None else jax.P("expert", None, None, width)
+  down = jax.P("expert", width, None)
   return layout.shard_map(
     local,
-    in_specs=(tokens, (gate, into, out, into), tokens, tokens),
+    in_specs=(tokens, (gate, up, down, up), tokens, tokens),
     out_specs=tokens,
   )(x, tuple(w), top_probs, expert_ids)
 
@@ -351,6 +351,7 @@ def _blocks(
 
 
 def _forward(x, w, owner, sizes):
+  """Returns `_blocks` and what its backward pass reads."""
   return _blocks(x, w, owner, sizes), (x, w, owner, sizes)
 
 
@@ -428,6 +429,7 @@ def _looped_backward(x, w, owner, sizes, g):
 
 
 def _iterations(sizes: jax.Array) -> jax.Array:
+  """Returns the number of iterations for blocks with these rows."""
   return -(-sizes.sum() // (_BLOCK * _BLOCKS))
 
 

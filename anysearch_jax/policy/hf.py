@@ -106,7 +106,7 @@ def load(
 def describe(
   folder: str | pathlib.Path,
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
-  """Reads a folder without its weights; raises as `load` does."""
+  """Reads architecture and tokenizer of a folder; raises as `load` does."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
   if not path.is_file():
@@ -131,12 +131,12 @@ def describe(
       f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the "
       f"embedding {a.vocab_size} rows; they are not of one model."
     )
-  last = max(tokenizer.end_of_turn_ids, default=0)
-  if last >= tokenizer.vocab_size:
+  largest_id = max(tokenizer.end_of_turn_ids, default=0)
+  if largest_id >= tokenizer.vocab_size:
     raise ValueError(
-      f"{folder}: eos_token_id {last} of generation_config.json or config.json "
-      f"is none of the tokenizer's {tokenizer.vocab_size} tokens; expected a "
-      "smaller id."
+      f"{folder}: eos_token_id {largest_id} of generation_config.json or "
+      f"config.json is none of the tokenizer's {tokenizer.vocab_size} tokens; "
+      "expected a smaller id."
     )
   return a, tokenizer
 

@@ -101,6 +101,7 @@ def _merge(
   scale: float,
   out_axes_first: bool,
 ) -> jax.Array:
+  """Returns W + scale * A B in float32."""
   lora_a = lora_a.astype(jnp.float32)
   lora_b = lora_b.astype(jnp.float32)
   product = (

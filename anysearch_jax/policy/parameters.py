@@ -172,6 +172,7 @@ def index(array, i: Sequence[int | jax.Array]):
 
 @jax.jit
 def _index(array: jax.Array, i: tuple[jax.Array, ...]) -> jax.Array:
+  """Indexes the first axes; `i` is traced, so that a program serves all."""
   for axis_index in i:
     array = jax.lax.dynamic_index_in_dim(array, axis_index, keepdims=False)
   return array

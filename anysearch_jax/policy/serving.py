@@ -192,14 +192,19 @@ def extend(
   for i, (layer, cache) in enumerate(layers):
     options = jax.tree.map(lambda x, i=i: x[i], all_options)
 
-    def cached(q, k, v, sinks, cache=cache, window=options.window):
+    def attend_to_cache(q, k, v, sinks, cache=cache, window=options.window):
       return attend(q, k, v, cache, positions, real, window, sinks)
 
     fused = {"qkv", "gate_up"} & layer.keys()
     block_class = FusedBlock if fused else decoder.Block
     block = block_class(a, expert_layout=expert_layout)
     output: Any = block.apply(
-      {"params": layer}, x, cos_sin, None, options, cached=cached
+      {"params": layer},
+      x,
+      cos_sin,
+      None,
+      options,
+      attend_to_cache=attend_to_cache,
     )
     x, (new_cache, layer_ids) = output
     new_caches.append(new_cache)

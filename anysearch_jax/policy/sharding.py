@@ -196,6 +196,7 @@ def rollout_mesh(
 def _pick(
   devices: Sequence[jax.Device], indices: Sequence[int], name: str
 ) -> list[jax.Device]:
+  """Returns the devices with these indices; an error names the setting."""
   if max(indices) >= len(devices):
     raise ValueError(
       f"{name}: found device {max(indices)}, but a process has {len(devices)} "
@@ -378,6 +379,7 @@ def validate(a: architecture_lib.Architecture, mesh: jax.sharding.Mesh) -> None:
 # the gathered one. This custom derivative scatters the gradient instead.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gather(x, sharded, gathered):
+  """Changes a sharding from `sharded` to `gathered`, and gradients back."""
   del sharded
   return jax.lax.with_sharding_constraint(x, gathered)
 

@@ -29,7 +29,7 @@ class Tokenizer:
   """A `types.TextCodec` over a fast Hugging Face tokenizer.
 
   Sampled ids are never encoded again: `encode` is for prompts and texts of the
-  environment, `decode` for what the model sampled.
+  environment, `decode` for the ids that the model sampled.
 
   Attributes:
     end_of_turn_ids: ids that end a turn (those of generation_config.json and
@@ -181,15 +181,15 @@ class Tokenizer:
       self.hf.backend_tokenizer.decode_batch, skip_special_tokens=True
     )
     ids = range(self.vocab_size)
-    alone = decode([[i] for i in ids])
+    texts = decode([[i] for i in ids])
     # Some decoders join tokens by spaces or drop a space at the beginning of a
     # text, so each id is decoded after an ordinary one.
     ordinary = next(
-      (i for i, t in enumerate(alone) if t.isascii() and t.isalnum()), None
+      (i for i, t in enumerate(texts) if t.isascii() and t.isalnum()), None
     )
     if ordinary is None:
-      return alone
-    start = len(alone[ordinary])
+      return texts
+    start = len(texts[ordinary])
     return [text[start:] for text in decode([[ordinary, i] for i in ids])]
 
 

@@ -42,14 +42,15 @@ def inverse_frequencies(a: architecture_lib.Architecture) -> np.ndarray:
     high = min(high, a.head_dim - 1)
     # transformers also makes an empty range a step.
     ramp = np.arange(a.head_dim // 2) - low
-    unscaled_share = 1 - ramp / (high - low if high != low else 0.001)
+    kept_share = 1 - ramp / (high - low if high != low else 0.001)
   else:
-    unscaled_share = (original * frequency - scaling.low_freq_factor) / (
+    kept_share = (original * frequency - scaling.low_freq_factor) / (
       scaling.high_freq_factor - scaling.low_freq_factor
     )
-  share = np.clip(unscaled_share, 0.0, 1.0)
-  scaled = (1 - share) * frequency / scaling.factor + share * frequency
-  return scaled.astype(np.float32)
+  # The share of the unscaled frequency, 1 for short wavelengths.
+  kept_share = np.clip(kept_share, 0.0, 1.0)
+  scaled = (1 - kept_share) * frequency / scaling.factor
+  return (scaled + kept_share * frequency).astype(np.float32)
 
 
 def cos_and_sin(

@@ -160,9 +160,9 @@ def choose(
 
 
 def saves(primitive, *_, **params) -> bool:
-  """A `jax.checkpoint` policy that saves what attention's backward pass reads.
+  """A `jax.checkpoint` policy that saves attention's results.
 
-  Everything but attention is then computed again.
+  The backward pass reads them; it computes everything else again.
   """
   if primitive.name == "name":
     return params["name"] == _NAME
@@ -210,7 +210,7 @@ def _xla(
     sinks = jnp.broadcast_to(sinks, (chunks, n))
   queries = _chunks(q, chunks), _chunks(segment_ids, chunks), sinks
   positions = np.arange(chunks * size).reshape(chunks, size)
-  parts = []
+  outputs = []
   for part in np.array_split(np.arange(chunks), min(chunks, _PARTS)):
     end = min((part[-1] + 1) * size, t)
 
@@ -231,8 +231,8 @@ def _xla(
       lambda x, part=part: x[part[0] : part[-1] + 1], queries
     )
     xs = q_part, ids_part, sinks_part, positions[part]
-    parts.append(jax.lax.map(attend, xs))
-  out = jnp.concatenate(parts).swapaxes(0, 1).reshape(b, chunks * size, n, h)
+    outputs.append(jax.lax.map(attend, xs))
+  out = jnp.concatenate(outputs).swapaxes(0, 1).reshape(b, chunks * size, n, h)
   return checkpoint_name(out[:, :t], _NAME)
 
 
