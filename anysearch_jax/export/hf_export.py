@@ -69,7 +69,7 @@ def write(
   run = pathlib.Path(run)
   rollout, config = _checkpoint(run, rollout)
   start = base or config.policy
-  _check_targets(run, start, output, adapter, overwrite)
+  _check_targets(run, start, output, adapter, overwrite=overwrite)
   if adapter and not config.lora.rank:
     raise ValueError(
       f"{run}: found a run that trained every weight; expected one with "
@@ -193,6 +193,7 @@ def _check_targets(
   start: str | pathlib.Path,
   output: str | pathlib.Path,
   adapter: str | pathlib.Path,
+  *,
   overwrite: bool,
 ) -> None:
   """Refuses folders to write that exist, unless they are earlier exports.

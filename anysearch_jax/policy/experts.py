@@ -310,10 +310,11 @@ def _sorted(
   sizes = jnp.bincount(ids, length=experts + 1)[:experts]
   blocks = -(-sizes // _BLOCK)
   ends = jnp.cumsum(blocks)
-  # Whole iterations of blocks that suffice for any choice.
+  # Blocks for any choice, in whole iterations: each expert's last block may be
+  # incomplete.
   max_blocks = -(-(ids.size // _BLOCK + experts) // _BLOCKS) * _BLOCKS
   owner = jnp.searchsorted(ends, jnp.arange(max_blocks), side="right")
-  owner = jnp.minimum(owner, experts - 1)
+  owner = jnp.minimum(owner, experts - 1)  # Of blocks past the last used one.
   # The slot of a choice: its expert's first slot, and its rank among the
   # expert's choices.
   order = jnp.argsort(ids, stable=True)
@@ -342,9 +343,10 @@ def _blocks(
   Args:
     x: `[blocks x _BLOCK, D]`; rows after the last used block are not read.
     w: the experts' weights.
-    owner: int `[blocks]`, ascending.
+    owner: int `[blocks]`, the expert of each block, ascending.
     sizes: int `[E]`, rows in the blocks of each expert.
   """
+  # Chosen when the program is lowered, which knows the platform.
   return jax.lax.platform_dependent(
     x, w, owner, sizes, tpu=_grouped, default=_looped
   )

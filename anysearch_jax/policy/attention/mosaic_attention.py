@@ -113,7 +113,9 @@ def attend(
       f"attention: found {group} query heads to a kv head, expected at most "
       f"{_ROWS}; set engine.attention=xla."
     )
+  # A token's query heads are `group` rows of a product.
   tokens = min(t, _ROWS // group)
+  # Two warpgroups share each block that is copied.
   warpgroups = 2 if t > tokens else 1
   tiles = -(-t // (warpgroups * tokens))
   splits = _PROGRAMS // (b * heads) if t == 1 else 1
@@ -127,6 +129,7 @@ def attend(
   padding = tiles * warpgroups * tokens - t
   last = jnp.pad(positions, ((0, 0), (0, padding)), mode="edge")
   ends = jnp.max(last.reshape(b, tiles, -1), axis=2)
+  # One number for each row of a warpgroup's products.
   last = jnp.repeat(last.reshape(b, -1, tokens), group, axis=2)
   last = jnp.pad(last, ((0, 0), (0, 0), (0, _ROWS - last.shape[2])))
   outputs = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
@@ -143,6 +146,7 @@ def attend(
     out_type=outputs,
     scratch_types=[
       gpu.SMEM((warpgroups, _ROWS, h), q.dtype),
+      # Arrivals are the copies of each token's queries, and of `last`.
       gpu.Barrier(num_arrivals=tokens + 1, num_barriers=warpgroups),
       buffer,  # Of keys.
       loaded,

@@ -70,7 +70,8 @@ def self_attention(
   Returns:
     `[B, T, N, H]`, dtype of `q`, zeros at padding.
   """
-  k, v = k.astype(q.dtype), v.astype(q.dtype)
+  k = k.astype(q.dtype)
+  v = v.astype(q.dtype)
   if implementation == "xla":
     out = _xla(q, k, v, segment_ids, window, sinks, chunk)
   elif implementation == "cudnn":
@@ -194,7 +195,8 @@ def _xla(
   in the backward pass.
   """
   b, t, n, h = q.shape
-  k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+  k = k.swapaxes(1, 2)
+  v = v.swapaxes(1, 2)
   chunks = -(-t // chunk)
   if chunks == 1:
     mask = dense_attention.segment_mask(segment_ids, window)
@@ -203,7 +205,8 @@ def _xla(
   size = -(-t // chunks)
   # The gradients of keys and values are summed over chunks in the dtype of
   # these arrays, so make it float32.
-  k, v = k.astype(jnp.float32), v.astype(jnp.float32)
+  k = k.astype(jnp.float32)
+  v = v.astype(jnp.float32)
   # `attend` must not close over sinks: `jax.vjp(...).with_refs` then expects a
   # cotangent of another type (seen with JAX 0.10.2).
   if sinks is not None:
@@ -254,8 +257,10 @@ def _gathered(
   b, t, n, h = q.shape
   kv_heads = k.shape[2]
   devices = jax.lax.axis_size(CONTEXT)
-  # Scores of all blocks are kept for a chunk's backward pass.
-  size = -(-t // -(-t // max(1, chunk // devices)))
+  # Scores of all blocks are kept for a chunk's backward pass, so a chunk has
+  # fewer queries if there are more devices. Chunks are of equal size.
+  max_size = max(1, chunk // devices)
+  size = -(-t // -(-t // max_size))
   chunks = -(-t // size)
   gather = functools.partial(jax.lax.all_gather, axis_name=CONTEXT)
   key_ids = gather(segment_ids)
@@ -365,7 +370,9 @@ def _splash(
     ),
     residual_checkpoint_name=_NAME,
   )
-  q, k, v = (x.swapaxes(1, 2) for x in (q * h**-0.5, k, v))
+  q = (q * h**-0.5).swapaxes(1, 2)
+  k = k.swapaxes(1, 2)
+  v = v.swapaxes(1, 2)
 
   def attend_in_row(q, k, v, ids):
     row_kernel = _within_segments(kernel, shared_blocks(ids, block))
