@@ -236,7 +236,6 @@ class Block(nn.Module):
     a = self.a
     w = self._weights(x.dtype)
     cos_sin = rotary.select_for_layer(cos_sin, options)
-    layout = self.compute.layout
 
     def normed(key: str, x: jax.Array) -> jax.Array:
       return rms_norm(x, w[key], a) if key in w else x
@@ -261,7 +260,7 @@ class Block(nn.Module):
       if segment_ids is not None:
         use = experts.measure_use(probs, expert_ids, recorded, segment_ids > 0)
     else:
-      if layout is None:
+      if self.compute.layout is None:
         # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
         y = y.reshape(-1, a.d_model)
       y = self._constrain(self._gated(w, y), "positions", "mlp")

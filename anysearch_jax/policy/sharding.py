@@ -324,10 +324,9 @@ class Layout:
       k = jnp.repeat(k, copies, axis=2)
       v = jnp.repeat(v, copies, axis=2)
       heads = jax.P(BATCH, self.context, "tensor", None)
-      by_head = jax.P("tensor")
       return self.shard_map(
         attend,
-        in_specs=(heads, heads, heads, self.tokens, jax.P(), by_head),
+        in_specs=(heads, heads, heads, self.tokens, jax.P(), jax.P("tensor")),
         out_specs=heads,
       )(q, k, v, segment_ids, window, sinks)
 

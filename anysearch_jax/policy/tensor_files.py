@@ -159,8 +159,9 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
     if bytes_ and blocks.shape == (*scales.shape, _BLOCK // 2):
       experts, outputs, count = scales.shape
       shape = (experts, count * _BLOCK, outputs)
-      packed = (blocks, scales)
-      tensors[name] = Tensor(name, blocks.path, shape, _MXFP4, packed)
+      tensors[name] = Tensor(
+        name, blocks.path, shape, _MXFP4, packed=(blocks, scales)
+      )
       del tensors[blocks.name], tensors[scales.name]
   return tensors
 

@@ -104,11 +104,10 @@ class Paged:
       rows = jax.P(data)
       heads = jax.P(data, None, tensor)
       pool = jax.P(tensor, data)
-      sink_spec = jax.P(tensor)
       local = jax.shard_map(
         local,
         mesh=self.mesh,
-        in_specs=(heads, heads, heads, pool, rows, rows, rows, sink_spec),
+        in_specs=(heads, heads, heads, pool, rows, rows, rows, jax.P(tensor)),
         out_specs=(heads, pool),
         check_vma=False,
       )

@@ -75,10 +75,8 @@ def attend(
   cores = 2 if b % 2 == 0 else 1
 
   def query_index(core, program, *_):
-    row, head, x = _row_head_tile(
-      core, program, cores=cores, heads=heads, tiles=tiles
-    )
-    return row, head, x, 0
+    place = _row_head_tile(core, program, cores=cores, heads=heads, tiles=tiles)
+    return *place, 0
 
   queries = pl.BlockSpec((None, group, tile, h), query_index)
   pool = pl.BlockSpec(memory_space=pl.ANY)  # Main memory.
