@@ -37,17 +37,18 @@ def lookup(
   vocab, model = table
 
   def local(embed: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Returns a device's part, of its own shards."""
+    """Looks up tokens in a device's shard, and exchanges the results."""
     if model is not None:
       tokens = jax.lax.all_gather(tokens, model, axis=0, tiled=True)
     size = embed.shape[0]
     index = (
       tokens if vocab is None else tokens - jax.lax.axis_index(vocab) * size
     )
-    mine = (index >= 0) & (index < size)
+    in_shard = (index >= 0) & (index < size)
     # x: [fsdp x b, T, D / fsdp], complete after a sum over the vocabulary
     # shards. One device has the row and the others have zeros, so it is exact.
-    x = jnp.where(mine[..., None], embed[jnp.where(mine, index, 0)], 0)
+    x = embed[jnp.where(in_shard, index, 0)]
+    x = jnp.where(in_shard[..., None], x, 0)
     x = x.astype(dtype)
     if vocab is not None and layout.sequence_parallel:
       x = jax.lax.psum_scatter(x, vocab, scatter_dimension=1, tiled=True)
@@ -57,13 +58,13 @@ def lookup(
       length = x.shape[1] // layout.mesh.shape["tensor"]
       start = jax.lax.axis_index("tensor") * length
       x = jax.lax.dynamic_slice_in_dim(x, start, length, axis=1)
-    # Exchange within fsdp: from all rows of a part of D to all of D for own
-    # rows.
+    # Exchange within fsdp: a device has a slice of D for the rows of all, and
+    # gets all of D for its own rows.
     if model is not None:
       x = jax.lax.all_to_all(x, model, split_axis=0, concat_axis=2, tiled=True)
     return x
 
-  return layout.local(
+  return layout.shard_map(
     local,
     in_specs=(table, layout.tokens),
     out_specs=jax.P(sharding.BATCH, layout.rules["between"], None),
