@@ -217,7 +217,7 @@ def _documents(
     on_file=functools.partial(on, "file"),
     on_rows=functools.partial(on, "passage"),
   )
-  for line in documents.described(made, f.output, len(made.skipped)):
+  for line in documents.summary_lines(made, f.output, len(made.skipped)):
     print(line)
 
 

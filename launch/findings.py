@@ -12,7 +12,12 @@ PROBLEM = "problem"
 
 
 class Finding(NamedTuple):
-  """The result of a check; `todo` says what to do about it."""
+  """The result of a check.
+
+  level: `OK`, `WARNING` or `PROBLEM`.
+  found: sentence or phrase about the state that was found.
+  todo: what to do about it; "": nothing.
+  """
 
   level: str
   found: str
@@ -22,7 +27,7 @@ class Finding(NamedTuple):
 ok = functools.partial(Finding, OK)
 warning = functools.partial(Finding, WARNING)
 problem = functools.partial(Finding, PROBLEM)  # Prevents a run.
-Look = Callable[[], Finding | Iterable[Finding]]
+Check = Callable[[], Finding | Iterable[Finding]]
 
 
 def size(count: float) -> str:

@@ -145,7 +145,7 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   simulator: Any
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
-      parts.made_world(config.data), lexical, seed=config.seed
+      parts.generated_world(config.data), lexical, seed=config.seed
     )
   elif config.retrieval.simulated == "policy" and config.data.source == "world":
     simulator = world_retrieval.SelfSimulator(

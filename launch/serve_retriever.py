@@ -46,10 +46,10 @@ def serve(
   http_server.serve(
     made,
     running,
-    named=f"{len(search)} passages",
+    title=f"{len(search)} passages",
     connections=limits.connections,
     headers=limits.headers,
-    signals=stopping.heard,
+    signals=stopping.on_signals,
     request=limits.seconds(limits.queries),
     **listening,
   )
