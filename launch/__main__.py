@@ -30,8 +30,8 @@ def commands() -> dict[str, str]:
     if _GUARD in source:
       text = ast.get_docstring(ast.parse(source)) or ""
       descriptions[file.stem] = text.partition("\n")[0]
-  for name, words in _ALIASES.items():
-    descriptions[name] = f"The same as `{' '.join(words)}`."
+  for name, alias_words in _ALIASES.items():
+    descriptions[name] = f"The same as `{' '.join(alias_words)}`."
   return dict(sorted(descriptions.items()))
 
 
@@ -39,9 +39,13 @@ def usage() -> str:
   """Returns the list of commands, as `anysearch --help` prints it."""
   descriptions = commands()
   width = max(map(len, descriptions))
-  listed = (f"  {name:{width}}  {line}" for name, line in descriptions.items())
+  command_lines = (
+    f"  {name:{width}}  {line}" for name, line in descriptions.items()
+  )
   hint = "`anysearch COMMAND --help` lists a command's flags and configuration."
-  return "\n".join(["usage: anysearch COMMAND [flags]", "", *listed, "", hint])
+  return "\n".join(
+    ["usage: anysearch COMMAND [flags]", "", *command_lines, "", hint]
+  )
 
 
 def main() -> None:
@@ -59,8 +63,8 @@ def main() -> None:
   name = requested.replace("-", "_")
   descriptions = commands()
   if name not in descriptions:
-    near = difflib.get_close_matches(name, descriptions, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    suggestions = difflib.get_close_matches(name, descriptions, 1)
+    hint = f"did you mean {suggestions[0]!r}? " if suggestions else ""
     sys.stderr.write(
       f"anysearch: found no command {requested!r}; {hint}"
       "`anysearch --help` lists all.\n"

@@ -87,7 +87,7 @@ def trainer_nodes(mesh: config_lib.MeshConfig, *, serves: bool) -> int:
 
 def write(
   config: config_lib.ExperimentConfig,
-  words: Sequence[str],
+  arguments: Sequence[str],
   output: pathlib.Path,
   *,
   training: int = 1,
@@ -98,7 +98,7 @@ def write(
 
   Args:
     config: configuration of the run; names the job, the index and the keys.
-    words: the flags of a trainer or, on one node, of `launch.node`.
+    arguments: the flags of a trainer or, on one node, of `launch.node`.
     output: folder of the run; the file is in its `cluster/`.
     training: number of nodes that train; they come first.
     shares: GPUs of each server on a node that does not train.
@@ -121,13 +121,15 @@ def write(
     for path, variable, _, _ in config_settings.listed(config)
     if variable and path.endswith("key_variable")
   ]
-  started = ""
+  server_command = ""
   if server is not None:
     env = (f"{variable}={value}" for variable, value in server.env.items())
-    started = shlex.join(["env", *env, *server.command])
+    server_command = shlex.join(["env", *env, *server.command])
     for variable in ("port", "gpus"):  # Those words are in single quotes.
       quoted_variable = f"'\"${variable}\"'"
-      started = started.replace(f"${{{variable}}}", quoted_variable)
+      server_command = server_command.replace(
+        f"${{{variable}}}", quoted_variable
+      )
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES),
     trim_blocks=True,
@@ -144,8 +146,8 @@ def write(
     config=config,
     flags=f,
     python=shlex.join(_PYTHONS.get(f.target) or shipped.python()),
-    words=shlex.join(words),
-    server=started,
+    words=shlex.join(arguments),
+    server=server_command,
     has_retriever=has_retriever,
     trainers=training,
     samplers=f.nodes - training,

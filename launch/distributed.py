@@ -104,19 +104,19 @@ def connect() -> None:
   # JAX's preemption service would handle SIGTERM itself; see `Trainer.stop`.
   jax.config.update("jax_enable_preemption_service", False)
 
-  others = "the cluster's other processes"
+  other_processes = "the cluster's other processes"
   if has_addresses:
-    others = (
+    other_processes = (
       f"{f.processes} processes at {f.coordinator}, of which this is "
       f"{f.process}"
     )
 
   def give_up() -> None:
     stopping.say(
-      f"launch: waited {f.connect_timeout} seconds for {others}; expected the "
-      "same command on every host at about the same time, and a way through to "
-      "the coordinator's port. Raise --connect_timeout if they are slow to "
-      "start."
+      f"launch: waited {f.connect_timeout} seconds for {other_processes}; "
+      "expected the same command on every host at about the same time, and a "
+      "way through to the coordinator's port. Raise --connect_timeout if they "
+      "are slow to start."
     )
     os._exit(1)
 
@@ -135,7 +135,7 @@ def connect() -> None:
     )
   except (ValueError, RuntimeError) as error:
     sys.exit(
-      f"launch: could not connect to {others} ({error}); outside of a "
+      f"launch: could not connect to {other_processes} ({error}); outside of a "
       "cluster that JAX knows, name --coordinator, --processes and --process."
     )
   finally:

@@ -262,13 +262,13 @@ def devices() -> Iterator[Finding]:
   import jax
 
   all_devices = jax.devices()
-  first = all_devices[0]
+  first_device = all_devices[0]
   yield ok(
-    f"{len(all_devices)} x {first.device_kind} ({first.platform}), "
-    f"{len(jax.local_devices())} of this process"
+    f"{len(all_devices)} x {first_device.device_kind} "
+    f"({first_device.platform}), {len(jax.local_devices())} of this process"
   )
   for platform, extra in _INSTALLS.items():
-    if first.platform == "cpu" and platforms.has_device(platform):
+    if first_device.platform == "cpu" and platforms.has_device(platform):
       yield warning(
         f"this machine has a {platform.upper()} device, and JAX computes on "
         f"the CPU ({_refusal(platform)})",
@@ -290,8 +290,8 @@ def _requirement_lines(path: pathlib.Path) -> list[str]:
   if path.is_file():
     lines = (x.partition("#")[0].strip() for x in path.read_text().splitlines())
     return [line for line in lines if line and not line.startswith("-")]
-  listed = importlib.metadata.requires("anysearch_jax") or []
-  return [line for line in listed if "extra ==" not in line]
+  requirement_texts = importlib.metadata.requires("anysearch_jax") or []
+  return [line for line in requirement_texts if "extra ==" not in line]
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def _within_context(
     policy_config = json_files.read(policy / "config.json")
     max_positions = policy_config["max_position_embeddings"]
     context = min(max_positions, config.episode.max_context)
-    written = min(context // 2, config.episode.max_generated)
-    limits = {"max_context": context, "max_generated": written}
+    generated = min(context // 2, config.episode.max_generated)
+    limits = {"max_context": context, "max_generated": generated}
     return config_lib.changed(config, episode=limits)
   return config
 
@@ -144,8 +144,8 @@ def summary_lines(
     kinds = collections.Counter(summary.ignored).most_common(_LISTED)
     ignored = ", ".join(f"{count} {kind}" for kind, count in kinds)
     yield f"left out, of other kinds: {ignored}"
-  for path, why in summary.skipped[:max_skipped]:
-    yield f"skipped {path}: {why}"
+  for path, reason in summary.skipped[:max_skipped]:
+    yield f"skipped {path}: {reason}"
   if (unlisted := len(summary.skipped) - max_skipped) > 0:
     yield f"skipped {unlisted} more"
 

@@ -112,13 +112,15 @@ def main(argv: Sequence[str]) -> None:
     "own": parts.user_code(config),
   }
   with disk.translate_errors(folder):
-    stored = json_files.read(folder / "config.json", missing={})
-    if changed := stored and config_settings.changes(stored, config):
+    stored_config = json_files.read(folder / "config.json", missing={})
+    if changes := stored_config and config_settings.changes(
+      stored_config, config
+    ):
       raise ValueError(
-        f"{folder}: found {', '.join(map(str, changed))}; it holds the results "
+        f"{folder}: found {', '.join(map(str, changes))}; it holds the results "
         "of other settings. Name another folder, or remove it."
       )
-    settings = stored or config_settings.to_dict(config)
+    settings = stored_config or config_settings.to_dict(config)
     journal.claim(folder, {"config.json": settings, "provenance.json": played})
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
@@ -183,15 +185,17 @@ def _play(
       )
     )
 
-  used = summary["last_start"]["engine"]
-  if choice.endpoint is not None and used:
-    read = used["prompt_tokens"]
-    written = used["sampled_tokens"]
-    cost = e.prices.of_calls((), input_tokens=read, output_tokens=written)
+  usage = summary["last_start"]["engine"]
+  if choice.endpoint is not None and usage:
+    input_tokens = usage["prompt_tokens"]
+    output_tokens = usage["sampled_tokens"]
+    cost = e.prices.of_calls(
+      (), input_tokens=input_tokens, output_tokens=output_tokens
+    )
     by_prices = f": ${cost:.4f} by --prices" if cost else ""
     print(
-      f"the server counted {read:,} tokens read and {written:,} written"
-      f"{by_prices}"
+      f"the server counted {input_tokens:,} tokens read and "
+      f"{output_tokens:,} written{by_prices}"
     )
 
 
@@ -217,7 +221,7 @@ def apply_short_flags(
   Raises app.UsageError if --budgets is invalid.
   """
   f = flags.FLAGS
-  values: dict[str, Any] = {}
+  changes: dict[str, Any] = {}
   if f.questions is not None:
     data = {"source": "prepared", "path": f.questions}
     config = config_lib.changed(config, data=data)
@@ -225,14 +229,14 @@ def apply_short_flags(
       assignment.startswith("evaluation.questions")
       for assignment in f.set_config
     ):
-      values["questions"] = 0
+      changes["questions"] = 0
   if f.budgets is not None:
     has_units = "=" in f.budgets
-    values["budgets"] = () if has_units else parse_budgets(f.budgets)
-    values["pairs"] = parse_pairs(f.budgets) if has_units else ()
+    changes["budgets"] = () if has_units else parse_budgets(f.budgets)
+    changes["pairs"] = parse_pairs(f.budgets) if has_units else ()
   if f.seeds is not None:
-    values["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
-  return config_lib.changed(config, evaluation=values)
+    changes["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
+  return config_lib.changed(config, evaluation=changes)
 
 
 def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
@@ -246,14 +250,14 @@ def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
     app.UsageError: the text has another form.
   """
   budgets: list[int] = []
-  for part in text.split(","):
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+  for item in text.split(","):
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", item.strip())
     if not match:
       raise app.UsageError(
-        f"{flag}={text}: found {part!r}, expected numbers as 0..8 or 0,1,5."
+        f"{flag}={text}: found {item!r}, expected numbers as 0..8 or 0,1,5."
       )
-    first = int(match[1])
-    budgets += range(first, int(match[2] or first) + 1)
+    low = int(match[1])
+    budgets += range(low, int(match[2] or low) + 1)
   if not budgets:
     raise app.UsageError(f"{flag}={text}: found no budget, expected some.")
   return tuple(budgets)
@@ -267,8 +271,8 @@ def parse_pairs(text: str) -> tuple[str, ...]:
   budgets: list[str] = []
   for grid in text.split(";"):
     units = []
-    for part in grid.split(","):
-      unit, _, caps = part.strip().partition("=")
+    for item in grid.split(","):
+      unit, _, caps = item.strip().partition("=")
       units.append([f"{unit}={cap}" for cap in caps.split("|")])
     budgets += [",".join(caps) for caps in itertools.product(*units)]
   return tuple(budgets)

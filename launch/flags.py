@@ -405,11 +405,13 @@ def _suggestion(name: str, value: str) -> str:
   defaults = config_settings.to_dict(config_lib.ExperimentConfig())
   paths = reversed([path for path, _ in config_settings.leaves(defaults)])
   paths_by_end = {path.rpartition(".")[2]: path for path in paths}
-  near = difflib.get_close_matches(
+  matches = difflib.get_close_matches(
     _OTHER_NAMES.get(name, name), paths_by_end, 1, 0.7
   )
   return (
-    f" Did you mean --config.{paths_by_end[near[0]]}={value}?" if near else ""
+    f" Did you mean --config.{paths_by_end[matches[0]]}={value}?"
+    if matches
+    else ""
   )
 
 
@@ -460,17 +462,17 @@ def _print_config() -> None:
 
 def help_text(config: Any, source: str) -> str:
   """Returns the values of a configuration, from `source`, as flags by group."""
-  parts = [f"configuration flags, with the values of {source}:"]
+  lines = [f"configuration flags, with the values of {source}:"]
   for path, value, meta, sentence in config_settings.listed(config):
     path = f"--config.{path}".rstrip(".")
     if meta is None:
       text = " ".join(sentence.split())
-      parts += ["", textwrap.fill(f"{path}: {text}", _WIDTH)]
+      lines += ["", textwrap.fill(f"{path}: {text}", _WIDTH)]
       continue
     facts = ", ".join(filter(None, (meta.kind, meta.range.words)))
     text = textwrap.fill(f"{sentence} ({facts})", _WIDTH - 6)
-    parts += [f"  {path}={format_value(value)}", textwrap.indent(text, " " * 6)]
-  return "\n".join(parts)
+    lines += [f"  {path}={format_value(value)}", textwrap.indent(text, " " * 6)]
+  return "\n".join(lines)
 
 
 def format_value(value: Any) -> str:

@@ -121,8 +121,10 @@ def run_parts(
     overrides["mesh.trainer"] = _indices(range(len(trainer_gpus)))
     overrides["mesh.rollout"] = "()"
     env = {"CUDA_VISIBLE_DEVICES": _indices(trainer_gpus)} | env
-  words = [f"--config.{name}={value}" for name, value in overrides.items()]
-  return services, supervisor.Part("trainer", (*trainer, *words), env)
+  override_flags = [
+    f"--config.{name}={value}" for name, value in overrides.items()
+  ]
+  return services, supervisor.Part("trainer", (*trainer, *override_flags), env)
 
 
 def samples_by_servers(
@@ -285,7 +287,7 @@ def main(argv: Sequence[str]) -> int:
   config = launch_flags.read_config()
   f = flags.FLAGS
   output = launch_flags.run_folder(config, f.output)
-  words = [
+  arguments = [
     f"--config={f.config}",
     *(f"--config.{assignment}" for assignment in f.set_config),
     f"--output={output}",
@@ -306,9 +308,9 @@ def main(argv: Sequence[str]) -> int:
   from anysearch_jax.methods import systems  # Imports JAX.
 
   # Checked here, because servers take long to start.
-  trained = trainer_config(config, serves=serves)
-  systems.validate(trained, processes=training)
-  run_history.check_config(output, trained, allow=f.allow_changes)
+  trained_config = trainer_config(config, serves=serves)
+  systems.validate(trained_config, processes=training)
+  run_history.check_config(output, trained_config, allow=f.allow_changes)
   if f.nodes > 1:
     shares = shared_gpus(tuple(range(f.gpus)), f.servers if serves else 0)
     part = server(
@@ -321,7 +323,7 @@ def main(argv: Sequence[str]) -> int:
     )
     cluster.write(
       config,
-      words,
+      arguments,
       output,
       training=training,
       server=part if serves else None,
@@ -330,7 +332,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
   services, main_part = run_parts(
     config,
-    [*shipped.python(), "-m", "anysearch_jax.launch.train", *words],
+    [*shipped.python(), "-m", "anysearch_jax.launch.train", *arguments],
     serves=serves,
     servers=f.servers,
     port=f.port,
@@ -339,8 +341,8 @@ def main(argv: Sequence[str]) -> int:
   if f.target:  # One node, on which this command runs.
     module = f.find_module_defining_flag("servers")
     assert module is not None  # `define_flags` was called.
-    words += _flags_to_pass(module)
-    cluster.write(config, words, output)
+    arguments += _flags_to_pass(module)
+    cluster.write(config, arguments, output)
     return 0
   logs = output / "logs"
   if f.dry_run:

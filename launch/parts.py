@@ -91,8 +91,8 @@ def source(config: config_lib.ExperimentConfig) -> Source:
       from anysearch_jax.data import prepared
 
       is_file = pathlib.Path(config.data.path).is_file()
-      read = prepared.QuestionFile if is_file else prepared.Prepared
-      return read(config.data.path)
+      source_class = prepared.QuestionFile if is_file else prepared.Prepared
+      return source_class(config.data.path)
     case plugin:
       if not plugins.is_name(plugin):
         raise ValueError(
@@ -268,8 +268,8 @@ def user_code(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
       if environment and name == config.method.name:
         continue
       if plugins.is_name(name):
-        loaded = plugins.load(
+        plugin = plugins.load(
           name, setting=key, expected=OWN[setting], fits=lambda _: True
         )
-        hashes_by_setting[key] = {"name": name, "sha256": loaded.sha256}
+        hashes_by_setting[key] = {"name": name, "sha256": plugin.sha256}
   return hashes_by_setting

@@ -387,15 +387,17 @@ def parse_checkpoint(name: str) -> tuple[pathlib.Path, int | None]:
   RUN may be its checkpoints/ too. Raises ValueError if N is no number.
   """
   is_run = "@" not in name or pathlib.Path(name).is_dir()
-  folder, at, rollout = (name, "", "") if is_run else name.rpartition("@")
-  if at and not rollout.isdecimal():
+  folder, separator, rollout = (
+    (name, "", "") if is_run else name.rpartition("@")
+  )
+  if separator and not rollout.isdecimal():
     raise ValueError(
       f"--checkpoint={name}: found {rollout!r} after @, expected the number of "
       "rollouts of a checkpoint."
     )
   run = pathlib.Path(folder)
   run = run.parent if run.name == "checkpoints" else run
-  return run, int(rollout) if at else None
+  return run, int(rollout) if separator else None
 
 
 def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:

@@ -130,7 +130,7 @@ def run(f: flags.FlagValues) -> str:
   folder = pathlib.Path(f.output)
   passages = pathlib.Path(f.passages) if f.passages else None
   aliases = pathlib.Path(f.aliases) if f.aliases else None
-  parts, listed = preparing.prepare(
+  parts, input_records = preparing.prepare(
     inputs,
     settings,
     aliases=preparing.read_aliases(aliases) if aliases else {},
@@ -139,7 +139,7 @@ def run(f: flags.FlagValues) -> str:
   )
   if f.mix is None and any(name.endswith("_train") for name in parts):
     settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
-  manifest = {"settings": dataclasses.asdict(settings), "inputs": listed}
+  manifest = {"settings": dataclasses.asdict(settings), "inputs": input_records}
   for name, path in (("aliases", aliases), ("passages", passages)):
     if path:
       manifest[name] = {"path": str(path), **disk.fingerprint(path)}
@@ -218,7 +218,7 @@ def _table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
   """Formats the counts of rows, one line per dataset and split."""
   lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped"]
   for name, part in parts.items():
-    notes = [f"{n} {why}" for why, n in sorted(part.dropped.items())]
+    notes = [f"{n} {reason}" for reason, n in sorted(part.dropped.items())]
     if part.unmatched:
       notes.append(
         f"kept {part.unmatched} that exact match accepts no answer to"

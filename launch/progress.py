@@ -47,10 +47,10 @@ class Line:
         thread.
       every: seconds between two lines.
     """
-    ended = threading.Event()
+    finished = threading.Event()
 
     def tell() -> None:
-      while not ended.wait(every):
+      while not finished.wait(every):
         now = time.monotonic()
         reason = waits()
         if self._first is None and not reason:
@@ -63,7 +63,7 @@ class Line:
     try:
       yield
     finally:
-      ended.set()
+      finished.set()
 
   def _print(self, now: float, note: str) -> None:
     self._printed = now

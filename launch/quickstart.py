@@ -105,9 +105,9 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     return Job(name, command, result=result, needs=needs, row=row)
 
   def training(method: str, seed: int) -> list[Job]:
-    row, preset, *changed = _TRAINED_ROWS[method]
+    row, preset, *overrides = _TRAINED_ROWS[method]
     run = f"{method}-{seed}"
-    settings = [*changed, *(() if full else _SHORT_SETTINGS), f"seed={seed}"]
+    settings = [*overrides, *(() if full else _SHORT_SETTINGS), f"seed={seed}"]
     command = _command(
       "train",
       f"--config={_MAIN}:{preset}",
@@ -125,21 +125,21 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
       jobs.append(evaluation(run, row, player, needs, "scaffold"))
     return jobs
 
-  trained = [
+  training_jobs = [
     job
     for seed in ((42, 43, 44) if full else (42,))
     for method in _TRAINED_ROWS
     if full or method in _SHORT_ROWS
     for job in training(method, seed)
   ]
-  baselines = [
+  baseline_jobs = [
     evaluation(name, row, player)
     for name, (row, player) in _PLAYED_ROWS.items()
     if full or name in _SHORT_ROWS
   ]
-  jobs = [*trained[:2], *baselines, *trained[2:]]
+  jobs = [*training_jobs[:2], *baseline_jobs, *training_jobs[2:]]
   rows: dict[str, list[str]] = {}
-  for job in [*trained, *baselines]:
+  for job in [*training_jobs, *baseline_jobs]:
     if job.row:
       rows.setdefault(job.row, []).append(str(job.result.parent))
   output = root / "report.html"
@@ -172,7 +172,7 @@ def define_flags() -> None:
 def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   root = pathlib.Path(f.output)
-  started = time.monotonic()
+  start_time = time.monotonic()
   cores = os.cpu_count() or 1
   jobs = plan(root, full=f.full)
   count = sum(job.name.startswith("train") for job in jobs)
@@ -185,7 +185,7 @@ def main(argv: Sequence[str]) -> None:
     flush=True,
   )
   run(jobs, root / "logs", at_once=min(cores, 3))
-  print(f"all done in {progress.duration(time.monotonic() - started)}")
+  print(f"all done in {progress.duration(time.monotonic() - start_time)}")
 
 
 def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
@@ -204,26 +204,26 @@ def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
       stopped and may save first; a second signal kills them.
   """
   logs.mkdir(parents=True, exist_ok=True)
-  done = {job.name for job in jobs[:-1] if job.result.is_file()}
-  if done:
+  finished = {job.name for job in jobs[:-1] if job.result.is_file()}
+  if finished:
     print(f"Results are in {logs.parent}; remove it to start over.")
-  for name in sorted(done):
+  for name in sorted(finished):
     print(f"already there, not run again: {name}", flush=True)
-  waiting = [job for job in jobs if job.name not in done]
+  pending = [job for job in jobs if job.name not in finished]
   running: list[supervisor.Running] = []
   with supervisor.stop_events() as (stop_event, kill_event):
     try:
-      while waiting or running:
-        ready = [job for job in waiting if done.issuperset(job.needs)]
+      while pending or running:
+        ready = [job for job in pending if finished.issuperset(job.needs)]
         for job in ready[: at_once - len(running)]:
-          waiting.remove(job)
+          pending.remove(job)
           print(f"\n[{job.name}] {job.shell_text()}", flush=True)
           running.append(supervisor.Running(job, logs))
         if stop_event.wait(_POLL_SECONDS):
           raise stopping.StoppedError(stopping.RESUME)
         for job_process in [x for x in running if _is_done(x)]:
           running.remove(job_process)
-          done.add(job_process.part.name)
+          finished.add(job_process.part.name)
           if job_process.part is jobs[-1]:
             print(job_process.text(), flush=True)
     finally:

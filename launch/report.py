@@ -99,10 +99,10 @@ def main(argv: Sequence[str]) -> None:
       runs[source.label] = source.run
   home = loading.home(sources[0])
   output = pathlib.Path(f.output or home / "report" / "report.html")
-  evaluated = [source for source in sources if source.folders]
+  evaluated_sources = [source for source in sources if source.folders]
   rows = [
-    with_optimum(loading.load_row(s.label, *s.folders), s.folders)
-    for s in evaluated
+    with_optimum(loading.load_row(x.label, *x.folders), x.folders)
+    for x in evaluated_sources
   ]
   training = [
     loading.load_training(*label_and_folder)
@@ -115,19 +115,26 @@ def main(argv: Sequence[str]) -> None:
     training,
     groups=parse_tables(f.tables),
     prices=priced.evaluation.prices if f.prices else None,
-    configured=_stored_prices([path for s in evaluated for path in s.folders]),
+    configured=_stored_prices(
+      [path for s in evaluated_sources for path in s.folders]
+    ),
   )
   samples = [
     trajectories.Sample(row.label, row.episodes, loading.decoder(s.folders[0]))
-    for row, s in zip(rows, evaluated, strict=True)
+    for row, s in zip(rows, evaluated_sources, strict=True)
   ]
-  recorded = [
+  recorded_samples = [
     loading.recorded(*label_and_folder) for label_and_folder in runs.items()
   ]
-  recorded = [sample for sample in recorded if sample.episodes]
+  recorded_samples = [sample for sample in recorded_samples if sample.episodes]
   try:
     page_values = page.write(
-      output, study_result, samples, recorded, title=f.title, notes=f.notes
+      output,
+      study_result,
+      samples,
+      recorded_samples,
+      title=f.title,
+      notes=f.notes,
     )
   except OSError as error:
     raise OSError(
@@ -162,10 +169,12 @@ def with_optimum(
   columns = row.columns
   budgets = np.unique(columns.budget).tolist()
   try:
-    best = _best(data, tuple(columns.ids), tuple(budgets))
+    best_accuracy = _best(data, tuple(columns.ids), tuple(budgets))
   except ValueError as error:
     raise ValueError(f"Row {row.label!r}: {error}") from error
-  return dataclasses.replace(row, table=columns.with_optimum(best, budgets))
+  return dataclasses.replace(
+    row, table=columns.with_optimum(best_accuracy, budgets)
+  )
 
 
 def _stored(folder: pathlib.Path, group: str, default: Any) -> dict[str, Any]:
@@ -173,8 +182,8 @@ def _stored(folder: pathlib.Path, group: str, default: Any) -> dict[str, Any]:
   path = folder / "config.json"
   if not path.is_file():
     return {}
-  stored = json_files.read(path)
-  return dataclasses.asdict(default) | stored.get(group, {})
+  stored_config = json_files.read(path)
+  return dataclasses.asdict(default) | stored_config.get(group, {})
 
 
 def _data(folder: pathlib.Path) -> config_lib.DataConfig | None:

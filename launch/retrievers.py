@@ -288,12 +288,12 @@ def _logged(
   from anysearch_jax.retrieval import recording
 
   try:
-    recorded = recording.Recorder(
+    recorder = recording.Recorder(
       retriever, log, mode=c.log_mode, identity=identity
     )
   except types.RetrievalError as error:
     raise ValueError(f"retrieval.log: {error}") from error
-  return IdentifiedRetriever(recorded, recorded.identity(), retriever)
+  return IdentifiedRetriever(recorder, recorder.identity(), retriever)
 
 
 def load_own(
@@ -310,17 +310,17 @@ def load_own(
   Raises:
     ValueError: it cannot be loaded, or does not return a retriever.
   """
-  loaded = plugins.load(
+  plugin = plugins.load(
     name, setting=setting, expected=f"def {name.rpartition(':')[2]}(config)"
   )
-  with plugins.as_sentence(f"{setting} {name!r}", loaded.path):
-    retriever = loaded.value(config)
+  with plugins.as_sentence(f"{setting} {name!r}", plugin.path):
+    retriever = plugin.value(config)
   if not isinstance(retriever, types.Retriever):
     raise ValueError(
       f"{setting}: {name!r} returned a {type(retriever).__name__}, expected a "
       "retriever: async def search(self, request)."
     )
-  identity = {"kind": "own", "name": name, "sha256": loaded.sha256}
+  identity = {"kind": "own", "name": name, "sha256": plugin.sha256}
   return retriever, identity | {"of": requests_lib.identity(retriever)}
 
 

@@ -71,7 +71,7 @@ class Checks:
 
   def all(self) -> Iterator[tuple[str, Check]]:
     """Yields the checks by name; each before the next one is asked for."""
-    served = self.config.engine.kind == "sglang"
+    has_servers = self.config.engine.kind == "sglang"
     yield "config", self.configuration
     yield "policy", self.policy
     # What needs the policy reports no second problem if it is missing.
@@ -80,12 +80,12 @@ class Checks:
       yield "mesh", self.mesh
       yield "accelerator", lambda: check_accelerator(self._policy[0])
       yield "disk", self.disk
-      if served:
+      if has_servers:
         yield "weights", self.handed_over
     yield "output", self.output
     yield "data", self.data
     yield "retriever", self.retriever
-    if served:
+    if has_servers:
       yield "servers", self.servers
 
   @functools.cached_property
@@ -150,9 +150,9 @@ class Checks:
 
   def output(self) -> Finding:
     """Checks that this run, and no other, can write to the folder."""
-    if who := run_lock.holder(self.folder / run_lock.NAME):
+    if holder := run_lock.holder(self.folder / run_lock.NAME):
       return problem(
-        f"{self.folder}: {who} writes to it",
+        f"{self.folder}: {holder} writes to it",
         "wait for it, or name another --output.",
       )
     return check_space(
@@ -397,17 +397,19 @@ def _check_prompt(
       _QUESTION.text
     )[2]
     closing = [
-      t
-      for t in codec.control_tokens
-      if text_after_question.lstrip().startswith(t)
+      token
+      for token in codec.control_tokens
+      if text_after_question.lstrip().startswith(token)
     ]
-    end = max(closing, key=len, default="")
+    template_end = max(closing, key=len, default="")
     # gpt-oss ends answers otherwise than questions; its template has both ends.
-    text = end + codec.hf.get_chat_template()
+    text = template_end + codec.hf.get_chat_template()
     template_tokens = [token for token in codec.control_tokens if token in text]
-    if end and not ends & {*codec.hf.convert_tokens_to_ids(template_tokens)}:
+    template_ids = set(codec.hf.convert_tokens_to_ids(template_tokens))
+    if template_end and not ends & template_ids:
       yield warning(
-        f"the chat template ends messages with {end}, which ends no turn",
+        f"the chat template ends messages with {template_end}, which ends no "
+        "turn",
         "add its id to eos_token_id in generation_config.json.",
       )
 
@@ -430,22 +432,24 @@ def footprint(
 ) -> Footprint:
   """Returns the footprint of a run; `a` is without adapters."""
   a = lora.attach(a, config.lora)
-  trained = weights.count(table.trainable_rows(a))
-  base = weights.count(table.base_rows(a))
-  learned = trained
+  trained_count = weights.count(table.trainable_rows(a))
+  base_count = weights.count(table.base_rows(a))
+  optimized_count = trained_count
   if config.objective.has_critic:
-    learned += weights.count(table.critic_rows(a))
-  checkpoint = 3 * _MASTER_BYTES * learned  # Weights and both moments.
-  keep = config.checkpoint
+    optimized_count += weights.count(table.critic_rows(a))
+  checkpoint_bytes = (
+    3 * _MASTER_BYTES * optimized_count
+  )  # Weights and both moments.
+  checkpoints = config.checkpoint
   curriculum = config.curriculum
-  recorded = math.ceil(curriculum.rollouts / config.save_every)
+  recorded_rollouts = math.ceil(curriculum.rollouts / config.save_every)
   tokens = config.questions * config.group * config.episode.max_context
-  export = base * jnp.dtype(keep.export_dtype).itemsize
+  export_bytes = base_count * jnp.dtype(checkpoints.export_dtype).itemsize
   if config.lora.rank:
-    export += _MASTER_BYTES * trained
+    export_bytes += _MASTER_BYTES * trained_count
   return Footprint(
-    disk=checkpoint * (keep.keep_last + keep.keep_best + 1)
-    + export
-    + (recorded + 1) * tokens * _TOKEN_BYTES,
-    handed=base * jnp.dtype(config.compute_dtype).itemsize,
+    disk=checkpoint_bytes * (checkpoints.keep_last + checkpoints.keep_best + 1)
+    + export_bytes
+    + (recorded_rollouts + 1) * tokens * _TOKEN_BYTES,
+    handed=base_count * jnp.dtype(config.compute_dtype).itemsize,
   )

@@ -52,8 +52,8 @@ def begin(
   path = folder / _PROVENANCE
   if not path.is_file():
     _write(path, provenance)
-  changed = _sources(json_files.read(path), provenance)
-  if refusal := config_settings.refusal(changed, allow=allow):
+  differences = _sources(json_files.read(path), provenance)
+  if refusal := config_settings.refusal(differences, allow=allow):
     raise ValueError(f"{path}: {refusal}")
   if not (folder / _CONFIG).is_file():
     _write(folder / _CONFIG, config_settings.to_dict(config))
@@ -74,8 +74,8 @@ def check_config(
   """
   path = folder / _CONFIG
   if path.is_file():
-    changed = config_settings.changes(json_files.read(path), config)
-    if refusal := config_settings.refusal(changed, allow=allow):
+    differences = config_settings.changes(json_files.read(path), config)
+    if refusal := config_settings.refusal(differences, allow=allow):
       raise ValueError(f"{path}: {refusal}")
 
 
@@ -102,17 +102,17 @@ def record_start(
   """
   record = json_files.read(folder / _PROVENANCE)
   previous_config = json_files.read(folder / _CONFIG)
-  changed = [
+  differences = [
     *(config_settings.changes(previous_config, config) or changes),
     *_sources(record, provenance),
   ]
   history = record.get("changes", [])
   entry = {
     "rollout": rollout,
-    "settings": {c.path: [c.old, c.new] for c in changed},
+    "settings": {c.path: [c.old, c.new] for c in differences},
   }
   # A start that was killed before its first checkpoint noted the same change.
-  if changed and entry not in history[-1:]:
+  if differences and entry not in history[-1:]:
     history.append(entry)
   # config.json comes first: if the process dies between the two writes, the
   # next start finds the change again by comparing with the checkpoint.
@@ -122,7 +122,7 @@ def record_start(
   if history:
     values["changes"] = history
   _write(folder / _PROVENANCE, values)
-  return changed
+  return differences
 
 
 def _sources(

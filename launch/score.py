@@ -194,7 +194,7 @@ def score_group(
     reward, advantage = jax.device_get(
       _compiled()(*columns, np.int32(group.budget), valid, config=config)
     )
-  values = {
+  scores_by_name = {
     **reward._asdict(),
     "gamma": np.full(len(verdicts), reward.gamma),
     "advantage": advantage,
@@ -202,7 +202,7 @@ def score_group(
   rows: list[dict[str, Any]] = []
   for i, verdict in enumerate(verdicts):
     row = dataclasses.asdict(verdict)
-    row |= {key: float(values[key][i]) for key in _FLOATS}
+    row |= {key: float(scores_by_name[key][i]) for key in _FLOATS}
     row |= official_scores[i]
     rows.append(row if valid[i] else dict.fromkeys(row))
   return rows
@@ -302,36 +302,36 @@ def judge_file(f: flags.FlagValues) -> None:
     except types.RetrievalError as error:
       failed.append(error)
 
-  places: dict[tuple[Any, ...], int] = {}
+  positions: dict[tuple[Any, ...], int] = {}
   for number, row in enumerate(journal.read(source), 1):
     try:
       episode_key = key(row)
       _episode_fields(row)[-1][0]  # Raises LookupError if one is missing.
-      if episode_key in places:
+      if episode_key in positions:
         raise ValueError(f"{episode_key} a second time")
     except (LookupError, TypeError, ValueError) as error:
       raise ValueError(
         f"{source}, row {number}: found no episode ({error!r}), "
         "expected the lines of an evaluation's episodes.jsonl, each once."
       ) from error
-    places[episode_key] = len(places)
+    positions[episode_key] = len(positions)
   with (
     run_lock.hold(target.parent / run_lock.NAME),
     journal.Journal(
       target,
-      len(places),
-      lambda row: places[key(row)],
+      len(positions),
+      lambda row: positions[key(row)],
       again=lambda row: row["judge"] != name,
     ) as rows,
   ):
     unjudged_rows = (
-      x for x in journal.read(source) if places[key(x)] not in rows
+      x for x in journal.read(source) if positions[key(x)] not in rows
     )
     loop.run(harness.each(unjudged_rows, judge, at_once=_JUDGE_CALLS))
     if failed:
       raise ValueError(
-        f"--judge: found no verdict on {len(failed)} of {len(places)} answers "
-        f"({failed[0]}); run the same command again."
+        f"--judge: found no verdict on {len(failed)} of {len(positions)} "
+        f"answers ({failed[0]}); run the same command again."
       )
     rows.finish()
 

@@ -171,7 +171,7 @@ def _serve_http(
     name = pathlib.Path(policy).name if has_documents else config.name
     if choice.endpoint is None:  # Nothing compiles for a model elsewhere.
       agent.ask((agent.examples or [_WARM_UP_QUESTION])[0], budget=0)
-    running = service.Service(
+    http_service = service.Service(
       agent,
       fields.Served(
         model=f.name or name,
@@ -186,8 +186,8 @@ def _serve_http(
       most=f.queue,
     )
     http_server.serve(
-      service.create_app(running),
-      running,
+      service.create_app(http_service),
+      http_service,
       title=f"{config.name} ({policy})",
       host=f.host,
       port=port,
@@ -288,8 +288,8 @@ def _serve_stdio(
   """
   import anyio
 
-  def check(loaded: concurrent.futures.Future[agent_lib.Agent]) -> None:
-    if error := loaded.exception():
+  def check(future: concurrent.futures.Future[agent_lib.Agent]) -> None:
+    if error := future.exception():
       stopping.say(f"launch.serve: {error}")
       os._exit(1)
 

@@ -46,10 +46,10 @@ def serve(
     listening: host, port, grace and hosts, see `http_server.serve`.
   """
   asgi_app = service.create_app(search, limits=limits, token=token)
-  running = asgi_app.state.service
+  search_service = asgi_app.state.service
   http_server.serve(
     asgi_app,
-    running,
+    search_service,
     title=f"{len(search)} passages",
     connections=limits.connections,
     headers=limits.headers,
@@ -57,7 +57,7 @@ def serve(
     request=limits.seconds(limits.queries),
     **listening,
   )
-  if running.batcher.busy:
+  if search_service.batcher.busy:
     # A search still runs, although no request waits for it. Its thread cannot
     # be ended, so the process exits at once.
     logging.getLogger(__name__).warning("left a search unfinished")
@@ -103,8 +103,8 @@ def main(argv) -> None:
   f = flags.FLAGS
   try:
     names = [field.name for field in dataclasses.fields(dialects.Limits)]
-    values: dict[str, Any] = {name: f[name].value for name in names}
-    limits = dialects.Limits(**values)
+    limit_values: dict[str, Any] = {name: f[name].value for name in names}
+    limits = dialects.Limits(**limit_values)
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
   token = ""

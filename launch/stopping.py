@@ -54,8 +54,8 @@ def _active_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def on_signals(
-  first: Callable[[int], None],
-  again: Callable[[int], None] = lambda number: None,
+  on_first: Callable[[int], None],
+  on_later: Callable[[int], None] = lambda number: None,
   *,
   handler: Callable[[int, Any], None] = lambda number, frame: None,
 ) -> Iterator[None]:
@@ -67,8 +67,8 @@ def on_signals(
   https://docs.python.org/3/library/signal.html#signal.set_wakeup_fd
 
   Args:
-    first: called once, on that thread, with the first signal's number.
-    again: called there with each later signal's number.
+    on_first: called once, on that thread, with the first signal's number.
+    on_later: called there with each later signal's number.
     handler: called for each signal in the main thread.
   """
   reading_end, writing_end = socket.socketpair()
@@ -81,9 +81,9 @@ def on_signals(
       for number in filter(active_signals.__contains__, numbers):
         if first_time is None:
           first_time = time.monotonic()
-          first(number)
+          on_first(number)
         elif time.monotonic() - first_time > _SAME_REQUEST_SECONDS:
-          again(number)
+          on_later(number)
 
   thread = threading.Thread(target=listen, name="signals", daemon=True)
   thread.start()

@@ -140,12 +140,12 @@ def _await_health(
   services: Sequence[Running], stop_event: threading.Event, deadline: float
 ) -> None:
   """Waits until all services that say when they are ready have answered."""
-  end = time.monotonic() + deadline
+  end_time = time.monotonic() + deadline
   for service in [service for service in services if service.part.health]:
     url = service.part.health
     while not _answers(url):
       _check_services(services, stop_event)
-      if time.monotonic() > end:
+      if time.monotonic() > end_time:
         raise service.failure(
           f"did not answer {url} within {deadline:g} seconds"
         )
@@ -206,7 +206,7 @@ class Running:
   def __init__(self, part: Part, logs: pathlib.Path):
     self.part = part
     self.log = logs / f"{part.name}.log"
-    self._last = ""
+    self._last_line = ""
     self._began = time.monotonic()
     self._shown_at = self._began
     address = urllib.parse.urlsplit(part.health)
@@ -245,11 +245,13 @@ class Running:
     """The time since its start, in words."""
     return progress.duration(time.monotonic() - self._began)
 
-  def text(self, last: int | None = None) -> str:
-    """Returns its output so far, or the `last` bytes of it."""
+  def text(self, max_bytes: int | None = None) -> str:
+    """Returns its output so far, or its last `max_bytes`."""
     with self.log.open("rb") as file:
       size = file.seek(0, os.SEEK_END)
-      file.seek(self._start if last is None else max(self._start, size - last))
+      file.seek(
+        self._start if max_bytes is None else max(self._start, size - max_bytes)
+      )
       return file.read().decode(errors="replace")
 
   def tail(self, count: int) -> list[str]:
@@ -267,9 +269,9 @@ class Running:
 
     Those that wait for a device cannot be killed.
     """
-    end = time.monotonic() + _KILL_SECONDS
+    end_time = time.monotonic() + _KILL_SECONDS
     with contextlib.suppress(ProcessLookupError):
-      while time.monotonic() < end:
+      while time.monotonic() < end_time:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.poll()
         time.sleep(_POLL_SECONDS)
@@ -283,15 +285,17 @@ class Running:
     if not now and time.monotonic() - self._shown_at < _SHOW_SECONDS:
       return
     self._shown_at = time.monotonic()
-    last = "".join(self.tail(1))
-    if last and last != self._last:
-      self._last = last
-      self.say(last[:200])
+    last_line = "".join(self.tail(1))
+    if last_line and last_line != self._last_line:
+      self._last_line = last_line
+      self.say(last_line[:200])
 
   def with_log(self, sentence: str) -> str:
     """Returns the sentence with the end of the log."""
-    end = "".join(f"\n  {line}" for line in self.tail(_TAIL_LINES)) or " empty."
-    return f"{sentence}; the end of {self.log}:{end}"
+    log_end = (
+      "".join(f"\n  {line}" for line in self.tail(_TAIL_LINES)) or " empty."
+    )
+    return f"{sentence}; the end of {self.log}:{log_end}"
 
   def failure(self, sentence: str) -> PartError:
     """Returns an error: the sentence, with the end of the log."""
@@ -321,16 +325,16 @@ def stop(
     kill_event: is set when the remaining parts must be killed at once.
     limit: seconds between SIGTERM and SIGKILL.
   """
-  end = time.monotonic() + (_SAVE_SECONDS if limit is None else limit)
+  end_time = time.monotonic() + (_SAVE_SECONDS if limit is None else limit)
   for part in running:
     part.terminate()
-  while waiting := [part for part in running if part.code is None]:
-    if kill_event.is_set() or time.monotonic() > end:
+  while unfinished := [part for part in running if part.code is None]:
+    if kill_event.is_set() or time.monotonic() > end_time:
       break
-    for part in waiting:
+    for part in unfinished:
       part.show(now=True)  # It may say how long it takes.
     time.sleep(_POLL_SECONDS)
-  for part in waiting:
+  for part in unfinished:
     part.say("did not end by itself; killed")
   for part in running:
     part.kill()

@@ -130,11 +130,13 @@ def _main(
     """Notes in the run folder what this start changed."""
 
     def write() -> None:
-      changed = run_history.record_start(
+      differences = run_history.record_start(
         folder, config, provenance, rollout=rollout, changes=changes
       )
-      if changed:
-        sentence = ", ".join(f"{change} ({change.kind})" for change in changed)
+      if differences:
+        sentence = ", ".join(
+          f"{change} ({change.kind})" for change in differences
+        )
         stopping.say(f"changed from rollout {rollout} on: {sentence}")
 
     processes.on_main(write)
@@ -372,16 +374,16 @@ def check_agreement(
   from anysearch_jax.host import processes
 
   values = {"config": config_settings.to_dict(config), **provenance}
-  first, *others = processes.all_gather(
+  main_values, *other_values = processes.all_gather(
     lambda: dict(config_settings.leaves(values))
   )
-  for process, other in enumerate(others, start=1):
-    for name in {**first, **other}:
-      if first.get(name) != other.get(name):
+  for process, process_values in enumerate(other_values, start=1):
+    for name in {**main_values, **process_values}:
+      if main_values.get(name) != process_values.get(name):
         raise ValueError(
-          f"Process {process} has {name} {other.get(name)!r}, not "
-          f"{first.get(name)!r} as process 0; start the same command on the "
-          "same data."
+          f"Process {process} has {name} {process_values.get(name)!r}, not "
+          f"{main_values.get(name)!r} as process 0; start the same command on "
+          "the same data."
         )
 
 

@@ -324,10 +324,10 @@ class Caller:
     content_type = response.headers.get("Content-Type", "")
     is_stream = response.status_code == 200 and "event-stream" in content_type
     events = stream_joiner() if stream_joiner and is_stream else None
-    async for part in response.aiter_bytes():
-      content += part
+    async for chunk in response.aiter_bytes():
+      content += chunk
       if events is not None:
-        events.feed(part)
+        events.feed(chunk)
       if len(content) > self.largest_bytes:
         raise AnswerError(
           f"{url}: found an answer of more than {self.largest_bytes} bytes; "

@@ -328,10 +328,10 @@ async def body(
   size = 0
   try:
     async with asyncio.timeout(seconds):
-      async for part in request.stream():
-        size += len(part)
+      async for chunk in request.stream():
+        size += len(chunk)
         if size <= limit:
-          content += part
+          content += chunk
         elif size > _DRAINED_BYTES:
           raise too_large
   except TimeoutError as error:
@@ -454,7 +454,7 @@ def serve(
     server_header=False,
     timeout_keep_alive=_KEEP_ALIVE_SECONDS,
   )
-  with listening(host, port) as opened:
+  with listening(host, port) as listener:
     # Without this a full collection visits all that was loaded: with a policy
     # it takes a fifth of a second, in which nobody is answered. See
     # https://docs.python.org/3/library/gc.html#gc.freeze
@@ -465,10 +465,10 @@ def serve(
       service,
       grace=grace,
       signals=signals,
-      greeting=f"serving {title} at {address(opened)}{path}\n"
+      greeting=f"serving {title} at {address(listener)}{path}\n"
       f"at most {max_connections} connections at a time; the process may open "
       f"{descriptors} files (ulimit -n)",
-    ).run(sockets=[opened])
+    ).run(sockets=[listener])
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -486,9 +486,9 @@ def listening(host: str, port: int) -> socket.socket:
     ) from error
 
 
-def address(opened: socket.socket) -> str:
+def address(listener: socket.socket) -> str:
   """Returns the URL of a listening socket."""
-  host, port, *_ = opened.getsockname()
+  host, port, *_ = listener.getsockname()
   return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -90,7 +90,7 @@ def all_gather(make: Callable[[], T]) -> list[T]:
   except Exception as error:  # Raised below, after the exchange.
     own_error = error
     content = encode(None, own_error)
-  outcomes = [decode(part) for part in _gather(content)]
+  outcomes = [decode(process_content) for process_content in _gather(content)]
   for process, (_, description) in enumerate(outcomes):
     if description is not None:
       failure = own_error or rebuild_error(description)

@@ -115,7 +115,7 @@ class Limit:
     return f"no answer within {self._allowed_seconds:g} seconds{waited}."
 
   @property
-  def left(self) -> float:
+  def waiting_left(self) -> float:
     """Seconds of waiting that are left."""
     self._count_elapsed()
     return self._waiting - self.spent
@@ -161,7 +161,7 @@ class Limit:
       with contextlib.suppress(RuntimeError):  # It was closed meanwhile.
         self._loop.call_soon_threadsafe(self._reschedule)
       return
-    seconds_left = self.left if self.waits else self.seconds
+    seconds_left = self.waiting_left if self.waits else self.seconds
     deadline = self._loop.time() + max(seconds_left, 0.0)
     timeout.reschedule(None if seconds_left == math.inf else deadline)
 
@@ -302,10 +302,10 @@ class Gate:
     self._check(asked_seconds, limit)
 
   def _check(self, seconds: float, limit: Limit) -> None:
-    if seconds > max(limit.left, 0.0):
+    if seconds > max(limit.waiting_left, 0.0):
       raise BusyError(
         f"{self._refusal} It asks to wait for {seconds:.6g} seconds, and this "
-        f"request may wait for {max(limit.left, 0.0):.0f} more."
+        f"request may wait for {max(limit.waiting_left, 0.0):.0f} more."
       )
 
   def waited(self, limit: Limit) -> str:
