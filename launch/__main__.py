@@ -63,7 +63,7 @@ def main() -> None:
   name = requested.replace("-", "_")
   descriptions = commands()
   if name not in descriptions:
-    suggestions = difflib.get_close_matches(name, descriptions, 1)
+    suggestions = difflib.get_close_matches(name, descriptions, n=1)
     hint = f"did you mean {suggestions[0]!r}? " if suggestions else ""
     sys.stderr.write(
       f"anysearch: found no command {requested!r}; {hint}"

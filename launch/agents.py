@@ -75,7 +75,9 @@ def prepare(
   policies.check_playable(
     choice, config, source, examples or [_SHORTEST], allow_cpu=allow_cpu
   )
-  return Prepared(config, choice, source, examples)
+  return Prepared(
+    config=config, choice=choice, source=source, examples=examples
+  )
 
 
 @contextlib.contextmanager

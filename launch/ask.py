@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
 def _ask(
   agent: agent_lib.Agent, text: str, budgets: Sequence[budgets_lib.Assigned]
 ) -> bool:
-  """Asks and shows one question; returns whether all answers came."""
+  """Asks one question and shows the answers; returns whether all came."""
   f = flags.FLAGS
   if (refused := agent.refusal(text)) is not None:
     if f.json:
@@ -240,7 +240,7 @@ def record(reply: events.Reply) -> dict[str, Any]:
 
 
 def greet(examples: Sequence[str]) -> None:
-  """Says how to ask, with questions that can be asked."""
+  """Prints how to ask, and some questions that the agent can answer."""
   _say("Type a question; Ctrl-D leaves.", "budget")
   if examples:
     _say(

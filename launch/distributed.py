@@ -38,8 +38,8 @@ _GRACE_SECONDS = 60
 # Seconds that the first process gives the others to report an error that they
 # share: JAX ends them as soon as its coordinator, in the first one, is gone.
 _SAME_ERROR_SECONDS = 5.0
-# What errors of collectives say if another process is gone, in Gloo, in NCCL
-# and in JAX's coordination.
+# Errors of collectives after another process has gone, in the words of Gloo,
+# NCCL and JAX's coordination service.
 _GONE = re.compile(
   r"gloo|remote process exited|network error|connection (closed|reset|refused)"
   r"|socket closed|unavailable:|deadline_exceeded:|heartbeat",

@@ -131,7 +131,9 @@ def examine(
   from anysearch_jax.launch import run_checks
 
   folder = launch_flags.run_folder(config, output)
-  checks_of_run = run_checks.Checks(config, folder, processes, ask_web)
+  checks_of_run = run_checks.Checks(
+    config=config, folder=folder, processes=processes, ask_web=ask_web
+  )
   for name, check in checks_of_run.all():
     yield from _run_and_print(name, check, deadline)
 

@@ -125,7 +125,14 @@ def main(argv: Sequence[str]) -> None:
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)
-        _play(config, choice, source, questions, searcher, folder)
+        _play(
+          config,
+          choice,
+          source,
+          questions=questions,
+          retriever=searcher,
+          folder=folder,
+        )
   print(f"episodes: {folder / harness.EPISODES}")
   if failed := _failed(folder):
     sys.exit(f"{failed} episodes failed; the same command plays them again.")
@@ -141,6 +148,7 @@ def _play(
   config: config_lib.ExperimentConfig,
   choice: policies.PolicyChoice,
   source: parts.Source,
+  *,
   questions: Sequence[types.Question],
   retriever: Any,
   folder: pathlib.Path,
@@ -159,10 +167,10 @@ def _play(
     summary = harness.evaluate(
       e,
       harness.Playing(
-        config.episode,
-        systems.of_episode(config.episode),
-        config.engine.slots,
-        config.watch.quiet_seconds,
+        episode=config.episode,
+        environment=systems.of_episode(config.episode),
+        slots=config.engine.slots,
+        quiet_seconds=config.watch.quiet_seconds,
       ),
       player=player,
       questions=questions,

@@ -1,4 +1,4 @@
-"""What a check of `doctor` finds: ok, a warning, or a problem."""
+"""The findings of the checks of `doctor`: ok, a warning, or a problem."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Finding(NamedTuple):
 
   level: `OK`, `WARNING` or `PROBLEM`.
   found: sentence or phrase about the state that was found.
-  todo: what to do about it; "": nothing.
+  todo: remedy; "": none is needed.
   """
 
   level: str

@@ -406,7 +406,7 @@ def _suggestion(name: str, value: str) -> str:
   paths = reversed([path for path, _ in config_settings.leaves(defaults)])
   paths_by_end = {path.rpartition(".")[2]: path for path in paths}
   matches = difflib.get_close_matches(
-    _OTHER_NAMES.get(name, name), paths_by_end, 1, 0.7
+    _OTHER_NAMES.get(name, name), paths_by_end, n=1, cutoff=0.7
   )
   return (
     f" Did you mean --config.{paths_by_end[matches[0]]}={value}?"

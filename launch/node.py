@@ -346,7 +346,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
   logs = output / "logs"
   if f.dry_run:
-    # As a user can run them by hand.
+    # The commands, in a form that a user can run by hand.
     for part in (*services, main_part):
       ready = f"; ready when {part.health} answers" if part.health else ""
       print(f"# {part.name}, log {logs / part.name}.log{ready}")

@@ -165,11 +165,11 @@ def _open_endpoint(config: config_lib.ExperimentConfig) -> endpoints.Opened:
         "tokenizer of --openai."
       )
   endpoint = endpoints.Endpoint(
-    f.openai,
-    f.openai_model,
-    f.openai_calls,
-    shipped.find(f.hf) if f.hf else "",
-    f.openai_key_variable,
+    url=f.openai,
+    model=f.openai_model,
+    calls=f.openai_calls,
+    tokenizer=shipped.find(f.hf) if f.hf else "",
+    key_variable=f.openai_key_variable,
   )
   try:
     opened = endpoints.opened(

@@ -157,10 +157,10 @@ def _parse_input(text: str) -> preparing.Input:
   if format_:
     config_settings.require(f"--input={text}: format", format_, formats.FORMATS)
   return preparing.Input(
-    pathlib.Path(path),
-    preparing.dataset_name(dataset),
-    preparing.split_name(split),
-    format_,
+    path=pathlib.Path(path),
+    dataset=preparing.dataset_name(dataset),
+    split=preparing.split_name(split),
+    format=format_,
   )
 
 

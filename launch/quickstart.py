@@ -29,7 +29,7 @@ from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import progress, shipped, stopping, supervisor
 
 _MAIN = "configs/quickstart.py"
-# What is trained: its name in the report, its preset, other settings.
+# The trained rows: label in the report, preset, other settings.
 _TRAINED_ROWS = {
   "priced": ("Priced search", "priced"),
   "priced_at_1": ("Made for 1 search", "priced", "curriculum.fixed_budget=1"),
@@ -37,7 +37,7 @@ _TRAINED_ROWS = {
   "no_tool": ("No tool reward", "no_tool"),
   "anysearch": ("AnySearch", "anysearch"),
 }
-# What is played beside these; all but the warm start know the world's
+# The rows of other agents; all but the warm start know the world's
 # statistics, see docs/quickstart.md.
 _PLAYED_ROWS = {
   "warm_start": ("Warm start", "--policy=configs/graded_world_policy"),
@@ -47,6 +47,7 @@ _PLAYED_ROWS = {
 }
 # Without --full.
 _SHORT_ROWS = ("priced", "priced_at_1", "warm_start", "optimum")
+_SEEDS = (42, 43, 44)  # Without --full, the first.
 # docs/quickstart.md says what twice as many steps add.
 _SHORT_SETTINGS = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 
@@ -125,13 +126,11 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
       jobs.append(evaluation(run, row, player, needs, "scaffold"))
     return jobs
 
-  training_jobs = [
-    job
-    for seed in ((42, 43, 44) if full else (42,))
-    for method in _TRAINED_ROWS
-    if full or method in _SHORT_ROWS
-    for job in training(method, seed)
-  ]
+  training_jobs: list[Job] = []
+  for seed in _SEEDS if full else _SEEDS[:1]:
+    for method in _TRAINED_ROWS:
+      if full or method in _SHORT_ROWS:
+        training_jobs += training(method, seed)
   baseline_jobs = [
     evaluation(name, row, player)
     for name, (row, player) in _PLAYED_ROWS.items()

@@ -1,4 +1,4 @@
-"""What a run needs: a policy that carries the protocol, devices, space, data.
+"""Checks what a run needs: its policy, devices, disk space and data.
 
 Each check is a method of `Checks` and says what it found. Those of the policy
 say whether its tokenizer and its chat template support the protocol.
@@ -74,7 +74,7 @@ class Checks:
     has_servers = self.config.engine.kind == "sglang"
     yield "config", self.configuration
     yield "policy", self.policy
-    # What needs the policy reports no second problem if it is missing.
+    # Without a policy these would only report the same problem again.
     if "_policy" in vars(self):
       yield "texts", lambda: check_texts(self._policy[1], self.config)
       yield "mesh", self.mesh
@@ -205,7 +205,7 @@ class Checks:
     bare = {**plain, "model": config_lib.TextModelConfig()}
     live = config_lib.changed(config, retrieval=bare)
     retriever = retrievers.make(live, lexical)
-    # What costs money is asked on demand.
+    # Searches that cost money are made only on demand.
     is_paid = c.kind == "web" or (c.kind == "mcp" and c.price > 0)
     if is_paid and not self.ask_web:
       tool_name = c.web or f"MCP tool {c.mcp.tool}".rstrip()
@@ -251,7 +251,7 @@ def check_space(folder: pathlib.Path, needed: int, advice: str) -> Finding:
   Args:
     folder: a folder, which may be missing.
     needed: bytes that will be written to it.
-    advice: what to do if they do not fit.
+    advice: remedy, if they do not fit.
   """
   nearest = _nearest(folder)
   try:

@@ -141,7 +141,9 @@ def _sources(
     if name in _IDENTITY:
       kind = config_settings.Kind.IDENTITY
     changes += [
-      config_settings.Change(path, kind, old.get(path), new.get(path))
+      config_settings.Change(
+        path=path, kind=kind, old=old.get(path), new=new.get(path)
+      )
       for path in old | new
       if old.get(path) != new.get(path)
       and not path.endswith((".folder", ".file", ".name"))

@@ -99,14 +99,14 @@ _Count = Annotated[int, pydantic.Field(ge=0, le=_MAX_COUNT)]
 
 
 class RecordedSpan(pydantic.BaseModel, strict=True):
-  """One span of a file, of a `types.Span`."""
+  """One `types.Span` of a file."""
 
   author: Literal["model", "environment"]
   text: str
 
 
 class RecordedTrajectory(pydantic.BaseModel, strict=True):
-  """One trajectory of a file: what scoring needs of a `types.Trajectory`."""
+  """One trajectory of a file: the values of it that scoring needs."""
 
   spans: list[RecordedSpan]
   searches: _Count
@@ -115,7 +115,7 @@ class RecordedTrajectory(pydantic.BaseModel, strict=True):
 
 
 class RecordedGroup(pydantic.BaseModel, strict=True):
-  """One line of a file: what scoring needs of a `types.Group`."""
+  """One line of a file: the values of a `types.Group` that scoring needs."""
 
   question: str
   trajectories: list[RecordedTrajectory]
@@ -125,7 +125,7 @@ class RecordedGroup(pydantic.BaseModel, strict=True):
 
 
 class OfficialGroup(RecordedGroup, strict=True):
-  """What the official scorer needs besides."""
+  """A recorded group with the values that the official scorer needs."""
 
   dataset: str
   official_answers: list[str] = []

@@ -276,7 +276,7 @@ class _Output(io.FileIO):
     is_closed = error.errno in (errno.EPIPE, errno.EIO)
     self.drops = not is_closed
     if is_closed:
-      # So that writes of C++ libraries and at interpreter exit do not fail:
+      # Writes of C++ libraries, and those at interpreter exit, must not fail:
       # https://docs.python.org/3/library/signal.html#note-on-sigpipe
       with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), self.fileno())

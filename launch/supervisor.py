@@ -4,8 +4,8 @@ Services start first. When all of them answer, the main command starts; when it
 ends, everything ends. Each command writes to its own log, and one line is
 printed whenever something changes. A stop is passed on to the main command,
 which may need its services while it saves, so they are stopped only after it
-has ended, which may take an hour. What a command leaves behind is killed,
-except processes with a session of their own.
+has ended, which may take an hour. Processes that a command leaves behind are
+killed, except those with a session of their own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Part:
     command: the program and its arguments.
     env: variables that are added to the environment.
     health: URL that answers without error when it is ready; "": ready at once.
-    restarts: how often it is restarted if it ends before the main command.
+    restarts: limit on its restarts, if it ends before the main command.
   """
 
   name: str
@@ -192,7 +192,7 @@ def _check_services(
 
 
 class Running:
-  """A started part, its log, and the lines that are printed of it.
+  """A started part, its log, and the lines that report on it.
 
   Args:
     part: the command.
@@ -265,9 +265,9 @@ class Running:
     self._process.terminate()
 
   def kill(self) -> None:
-    """Kills it and what it left behind, and waits for them for a moment.
+    """Kills the part and its children, and waits for their end for a moment.
 
-    Those that wait for a device cannot be killed.
+    Processes that wait for a device cannot be killed.
     """
     end_time = time.monotonic() + _KILL_SECONDS
     with contextlib.suppress(ProcessLookupError):

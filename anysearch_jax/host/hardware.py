@@ -23,7 +23,7 @@ class Hardware:
   flops: dense bfloat16 operations per second.
   memory_bandwidth: bytes per second.
   host_bandwidth: bytes per second between a device and its host's memory.
-  source: where the numbers are from.
+  source: origin of the numbers.
   """
 
   name: str
@@ -70,7 +70,7 @@ class Gpu(Hardware):
 class Tpu(Hardware):
   """A TPU.
 
-  dimensions: of the torus that connects the chips.
+  dimensions: dimensions of the torus that connects the chips.
   shapes: examples of slices that exist.
   """
 

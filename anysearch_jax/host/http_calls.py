@@ -171,7 +171,7 @@ class Caller:
       limit.end()
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(_CLOSE_SECONDS):
-        await asyncio.sleep(0)  # So that they end before their connections.
+        await asyncio.sleep(0)  # Calls end before their connections do.
         await self._client.aclose()
 
   def limit(self) -> turns.Limit:
@@ -216,7 +216,13 @@ class Caller:
     self._limits.add(limit)
     try:
       async with limit, self._gate.slot():
-        data = await self._try(method, url, limit, stream_joiner, request)
+        data = await self._try(
+          method,
+          url,
+          limit=limit,
+          stream_joiner=stream_joiner,
+          request=request,
+        )
         if self.price:
           self.counters["cost"] += self.price
         return read(self._parse(url, data))
@@ -257,6 +263,7 @@ class Caller:
     self,
     method: str,
     url: str,
+    *,
     limit: turns.Limit,
     stream_joiner: Callable[[], Any] | None,
     request: dict[str, Any],

@@ -417,10 +417,11 @@ def serve(
 
   Args:
     app: the ASGI app.
-    service: what it serves: `drain(seconds)` refuses new requests from now on
-      and ends within `seconds`, or, if clients keep streams open, returns what
-      waits for the requests under way; `on_closed(reason)` counts a connection
-      that was closed early; `locked` says whether every client needs a key.
+    service: the service behind the app: `drain(seconds)` refuses new requests
+      from now on and ends within `seconds`, or, if clients keep streams open,
+      returns an awaitable for the requests under way; `on_closed(reason)`
+      counts a connection that was closed early; `locked` says whether every
+      client needs a key.
     title: noun phrase for what is served, for the first line of output.
     port: TCP port to listen at; 0 takes any free one.
     connections: limit on the connections at a time; it is lower if the process

@@ -103,7 +103,8 @@ class OpenAIEndpoint:
       request: body of the request.
       read: returns the part of the first choice that the caller needs; None,
         KeyError or TypeError if the choice lacks it.
-      expected: what `read` looks for, for the error message.
+      expected: noun phrase for the value that `read` returns, for the error
+        message.
       tell: called with the message so far if the server streams it, which the
         request asks for; after a broken connection it begins anew.
 
