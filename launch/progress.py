@@ -1,4 +1,4 @@
-"""A progress line: what is done, how fast, and the time left."""
+"""A progress line: items done, their rate, and the time left."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Line:
   def __init__(self, total: int, unit: str):
     self._total = total
     self._unit = unit
-    self._started = time.monotonic()
-    self._first: int | None = None
-    self._printed = float("-inf")
+    self._started_at = time.monotonic()
+    self._first_done: int | None = None
+    self._printed_at = float("-inf")
     self._done = 0
 
   def tick(self, done: int, note: str = "") -> None:
     """Reports that `done` items are done; always prints the last one."""
     now = time.monotonic()
     self._done = done
-    if self._first is None:
+    if self._first_done is None:
       # A resumed run starts in the middle, and the first item compiles, so the
       # rate counts from here.
-      self._first = done
-      self._started = now
-    if now - self._printed < _LINE_SECONDS and done < self._total:
+      self._first_done = done
+      self._started_at = now
+    if now - self._printed_at < _LINE_SECONDS and done < self._total:
       return
     self._print(now, note)
 
@@ -53,8 +53,8 @@ class Line:
       while not finished.wait(every):
         now = time.monotonic()
         reason = waits()
-        if self._first is None and not reason:
-          elapsed = duration(now - self._started)
+        if self._first_done is None and not reason:
+          elapsed = duration(now - self._started_at)
           reason = f"the first one also compiles programs, {elapsed} so far"
         if reason:
           self._print(now, reason)
@@ -66,10 +66,10 @@ class Line:
       finished.set()
 
   def _print(self, now: float, note: str) -> None:
-    self._printed = now
+    self._printed_at = now
     line = f"{self._unit} {self._done}/{self._total}"
-    if done_since_first := self._done - (self._first or 0):
-      rate = done_since_first / max(now - self._started, 1e-9)
+    if done_since_first := self._done - (self._first_done or 0):
+      rate = done_since_first / max(now - self._started_at, 1e-9)
       seconds_left = (self._total - self._done) / rate
       line += f"  {rate:.1f}/s  {duration(seconds_left)} left"
     print(f"{line}  {note}".rstrip(), flush=True)

@@ -45,8 +45,9 @@ from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
 from anysearch_jax.training import placement, validation
 
-_QUERIES = 10
+_QUERIES = 10  # Searches that measure a retriever.
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
+# Texts before a tag with which a tokenizer could merge it.
 _BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
 _MASTER_BYTES = 4  # Of a float32.
 # Of a token's text in a record; enough for most languages.
@@ -70,7 +71,7 @@ class Checks:
   ask_web: bool = False
 
   def all(self) -> Iterator[tuple[str, Check]]:
-    """Yields the checks by name; each before the next one is asked for."""
+    """Yields the checks by name; run each before asking for the next one."""
     has_servers = self.config.engine.kind == "sglang"
     yield "config", self.configuration
     yield "policy", self.policy

@@ -125,39 +125,40 @@ def command(*, resumes: bool) -> Iterator[None]:
 
   previous_hook = sys.unraisablehook
 
-  def unraisable(raised: sys.UnraisableHookArgs) -> None:
+  def resend_lost_stop(raised: sys.UnraisableHookArgs) -> None:
     if not isinstance(raised.exc_value, StoppedError):
       previous_hook(raised)
     elif signal_numbers:
-      # Python drops what is raised in callbacks, as of its garbage collector.
-      # The signal is sent again while it counts as the same request.
+      # Python drops exceptions that callbacks raise, such as those of its
+      # garbage collector. The signal is sent again while it counts as the same
+      # request.
       number = signal_numbers.pop()
-      main = threading.main_thread().ident
+      main_thread = threading.main_thread().ident
       resend = threading.Timer(
-        _RESEND_SECONDS, signal.pthread_kill, (main, number)
+        _RESEND_SECONDS, signal.pthread_kill, (main_thread, number)
       )
       resend.daemon = True
       resend.start()
 
-  def again(number: int) -> None:
+  def exit_at_once(number: int) -> None:
     _end_at_once(number, code_of(number))
 
-  def end(number: int, frame: Any) -> None:
+  def exit_late(number: int, frame: Any) -> None:
     os._exit(code_of(number) if code is None else code)
 
   keep_output()
-  # asyncio would log an error for a task that ends with this exception.
+  # asyncio would log an error for each task that ends with `StoppedError`.
   logging.get_absl_handler().addFilter(
     lambda record: not record.exc_info or record.exc_info[0] is not StoppedError
   )
   # `on_signals` restores this handler. Python restores the default one after
   # its exit functions, of which this is the last because it registers first.
   for number in _active_signals():
-    signal.signal(number, end)
+    signal.signal(number, exit_late)
     atexit.register(signal.signal, number, signal.SIG_IGN)
   try:
-    sys.unraisablehook = unraisable
-    with on_signals(_say_stopping, again, handler=stop):
+    sys.unraisablehook = resend_lost_stop
+    with on_signals(_say_stopping, exit_at_once, handler=stop):
       try:
         yield
         code = 0
@@ -187,7 +188,8 @@ def saving(
 
   Args:
     stop: asks the code inside to save and return; called on another thread.
-    seconds: returns how long that may take; after it the process exits.
+    seconds: returns the seconds that saving may take; after them the process
+      exits.
     resume_sentence: returns a sentence that says from where the command
       resumes.
   """
@@ -229,7 +231,7 @@ def say(line: str) -> None:
 
 
 def keep_output() -> None:
-  """Keeps standard output and error from raising, closed ones too."""
+  """Keeps writes to standard output and error from raising, even if closed."""
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:
       null = os.open(os.devnull, os.O_RDWR)
@@ -253,7 +255,7 @@ def keep_output() -> None:
 class _Output(io.FileIO):
   """A standard stream whose errors do not raise in the code that writes to it.
 
-  If its pipe or terminal is closed, the command is stopped, as by SIGHUP. If
+  If its pipe or terminal is closed, the command stops as on SIGHUP. If
   its disk is full, lines are dropped (`drops`): the results of commands that
   run for long are in other files.
   """

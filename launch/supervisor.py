@@ -207,8 +207,8 @@ class Running:
     self.part = part
     self.log = logs / f"{part.name}.log"
     self._last_line = ""
-    self._began = time.monotonic()
-    self._shown_at = self._began
+    self._started_at = time.monotonic()
+    self._shown_at = self._started_at
     address = urllib.parse.urlsplit(part.health)
     if address.hostname:
       with contextlib.suppress(OSError):
@@ -221,7 +221,7 @@ class Running:
     with self.log.open("ab") as file:
       file.write(f"$ {part.shell_text()}\n".encode())
       file.flush()
-      self._start = file.tell()  # `text` and `tail` skip what is before it.
+      self._log_start = file.tell()  # `text` and `tail` skip what is before it.
       try:
         self._process = subprocess.Popen(
           part.command,
@@ -243,15 +243,16 @@ class Running:
   @property
   def took(self) -> str:
     """The time since its start, in words."""
-    return progress.duration(time.monotonic() - self._began)
+    return progress.duration(time.monotonic() - self._started_at)
 
   def text(self, max_bytes: int | None = None) -> str:
     """Returns its output so far, or its last `max_bytes`."""
     with self.log.open("rb") as file:
       size = file.seek(0, os.SEEK_END)
-      file.seek(
-        self._start if max_bytes is None else max(self._start, size - max_bytes)
-      )
+      start = self._log_start
+      if max_bytes is not None:
+        start = max(start, size - max_bytes)
+      file.seek(start)
       return file.read().decode(errors="replace")
 
   def tail(self, count: int) -> list[str]:

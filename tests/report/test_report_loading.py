@@ -144,7 +144,7 @@ def test_prices_are_those_of_all_evaluations_or_unknown(tmp_path):
   prices = command._stored_prices([a, b, unknown])
   assert prices == budgets.Prices(search=5.0, output=0.25)
   assert (
-    command._stored_prices([a, c]) is command._configured([unknown]) is None
+    command._stored_prices([a, c]) is command._stored_prices([unknown]) is None
   )
 
 
