@@ -117,10 +117,10 @@ def main(argv: Sequence[str]) -> None:
         lines = itertools.chain(questions, _typed(prompt=prompts))
         return chat(agent, config, budgets[0], lines)
       for text in questions or _typed(prompt=prompts):
-        answered = _ask(agent, text, budgets)
+        all_answered = _ask(agent, text, budgets)
   except agent_lib.BusyError as error:
     sys.exit(f"launch.ask: {error}")
-  if questions and not answered:
+  if questions and not all_answered:
     sys.exit(1)
 
 
@@ -129,11 +129,11 @@ def _ask(
 ) -> bool:
   """Asks one question and shows the answers; returns whether all came."""
   f = flags.FLAGS
-  if (refused := agent.refusal(text)) is not None:
+  if (refusal := agent.refusal(text)) is not None:
     if f.json:
       row = {"question": text, "answer": None, "outcome": "refused"}
-      print(json.dumps(row | {"reason": refused}), flush=True)
-    _say(refused, "problem", stderr=True)
+      print(json.dumps(row | {"reason": refusal}), flush=True)
+    _say(refusal, "problem", stderr=True)
     return False
   limits = {"seed": f.seed, "deadline": f.deadline}
   if f.json or len(budgets) > 1:
@@ -186,8 +186,8 @@ def chat(
         _say(f"{citations.head(passage)}\n{passage.text}\n", "passage")
     elif name.startswith("/"):
       _say("/budget 5, /sources (of the last answer) or /quit", "budget")
-    elif (refused := agent.refusal(line)) is not None:
-      _say(refused, "problem")
+    elif (refusal := agent.refusal(line)) is not None:
+      _say(refusal, "problem")
     else:
       while (
         turns

@@ -81,7 +81,8 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "heartbeat",
     100,
-    "Seconds after which a process that does not answer has left the run.",
+    "Seconds without an answer after which a process counts as gone and the "
+    "others end; raise it for networks that stall.",
     lower_bound=10,
   )
 

@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
     choice, config, source, questions, allow_cpu=f.allow_cpu
   )
   retriever = retrievers.make(config, source.retriever)
-  played: dict[str, Any] = {
+  provenance: dict[str, Any] = {
     "policy": policies.identity(choice),
     "questions": {"split": f.split, **parts.questions_digest(questions)},
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
@@ -113,15 +113,17 @@ def main(argv: Sequence[str]) -> None:
   }
   with disk.translate_errors(folder):
     stored_config = json_files.read(folder / "config.json", missing={})
-    if changes := stored_config and config_settings.changes(
-      stored_config, config
-    ):
-      raise ValueError(
-        f"{folder}: found {', '.join(map(str, changes))}; it holds the results "
-        "of other settings. Name another folder, or remove it."
-      )
+    if stored_config:
+      changes = config_settings.changes(stored_config, config)
+      if changes:
+        raise ValueError(
+          f"{folder}: found {', '.join(map(str, changes))}; it holds the "
+          "results of other settings. Name another folder, or remove it."
+        )
     settings = stored_config or config_settings.to_dict(config)
-    journal.claim(folder, {"config.json": settings, "provenance.json": played})
+    journal.claim(
+      folder, {"config.json": settings, "provenance.json": provenance}
+    )
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)

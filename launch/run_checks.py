@@ -202,10 +202,15 @@ class Checks:
       if c.kind == "lexical":
         raise
     # Simulated and refined passages need the context of an episode.
-    plain = {"log": "", "log_mode": "record", "simulated": "", "refined": ""}
-    bare = {**plain, "model": config_lib.TextModelConfig()}
-    live = config_lib.changed(config, retrieval=bare)
-    retriever = retrievers.make(live, lexical)
+    plain = {
+      "log": "",
+      "log_mode": "record",
+      "simulated": "",
+      "refined": "",
+      "model": config_lib.TextModelConfig(),
+    }
+    live_config = config_lib.changed(config, retrieval=plain)
+    retriever = retrievers.make(live_config, lexical)
     # Searches that cost money are made only on demand.
     is_paid = c.kind == "web" or (c.kind == "mcp" and c.price > 0)
     if is_paid and not self.ask_web:
@@ -419,9 +424,9 @@ class Footprint(NamedTuple):
   """Bytes that a run writes; `launch.plan` says what its devices hold.
 
   Attributes:
-    disk: the run's folder: the most checkpoints that exist at a time, the
-      export, and the recorded trajectories, if all have the maximum length.
-    handed: the current weights, which SGLang servers read.
+    disk: of the run folder: the checkpoints that exist at a time, the export,
+      and the recorded trajectories, if all have the maximum length.
+    handed: of the current weights, which SGLang servers read.
   """
 
   disk: int

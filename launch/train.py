@@ -89,21 +89,24 @@ def main(argv: Sequence[str]) -> None:
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   folder = launch_flags.run_folder(config, flags.FLAGS.output)
   distributed.connect()
-  saved = functools.partial(_saved, folder)
-  with distributed.leaves_at_once(saved), contextlib.ExitStack() as stack:
-    _main(config, folder, stack)
+  resume_sentence = functools.partial(_resume_sentence, folder)
+  with (
+    distributed.leaves_at_once(resume_sentence),
+    contextlib.ExitStack() as stack,
+  ):
+    _train(config, folder, stack)
 
 
-def _saved(folder: pathlib.Path) -> str:
+def _resume_sentence(folder: pathlib.Path) -> str:
   """Returns a sentence that says from where a run resumes."""
   from anysearch_jax.training import checkpoint
 
-  if saved := checkpoint.rollouts(folder / "checkpoints"):
-    return f"The same command resumes from checkpoint {saved[-1]}."
+  if rollouts := checkpoint.rollouts(folder / "checkpoints"):
+    return f"The same command resumes from checkpoint {rollouts[-1]}."
   return "The same command begins anew: no rollout was saved yet."
 
 
-def _main(
+def _train(
   config: config_lib.ExperimentConfig,
   folder: pathlib.Path,
   stack: contextlib.ExitStack,
@@ -148,12 +151,12 @@ def _main(
       stopping.saving(
         trainer.stop,
         trainer.stop_seconds if grace is None else lambda: grace,
-        functools.partial(_saved, folder),
+        functools.partial(_resume_sentence, folder),
       ),
     ):
       finished = trainer.run(tick, note)
   except disk.DiskError as error:
-    sys.exit(f"launch.train: {error} {_saved(folder)}")
+    sys.exit(f"launch.train: {error} {_resume_sentence(folder)}")
   except (
     checkpoint.DamagedError,
     health.NotFiniteError,
