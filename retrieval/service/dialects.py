@@ -63,34 +63,18 @@ def _limit(default: Any, sentence: str) -> Any:
 class Limits:
   """Limits of a service; the help of each is that of the command's flag."""
 
-  topk: int = _limit(
-    3, "Passages of a query if its request does not say how many."
-  )
-  max_topk: int = _limit(100, "Limit on the passages of a query.")
-  queries: int = _limit(4096, "Limit on the queries of a request.")
-  passages: int = _limit(
-    65536, "Limit on the passages of all queries of a request together."
-  )
-  characters: int = _limit(
-    8192, "Limit on the characters of a query; the rest is cut off."
-  )
-  body: int = _limit(16 << 20, "Limit on the bytes of a request.")
-  queue: int = _limit(
-    16384, "Limit on the queries that wait; requests beyond it get 429."
-  )
-  batch: int = _limit(128, "Limit on the queries searched together.")
-  deadline: float = _limit(
-    30.0, "Seconds that a request of one query may take until its answer."
-  )
+  topk: int = _limit(3, "Passages where a request does not say.")
+  max_topk: int = _limit(100, "The most passages of a query.")
+  queries: int = _limit(4096, "The most queries in a request.")
+  passages: int = _limit(65536, "The most that a request may want in all.")
+  characters: int = _limit(8192, "Of a query, that count; the rest is cut.")
+  body: int = _limit(16 << 20, "The most bytes of a request.")
+  queue: int = _limit(16384, "The most queries that may wait; others get 429.")
+  batch: int = _limit(128, "The most queries in a search.")
+  deadline: float = _limit(30.0, "Seconds from a request to its answer.")
   # Search-R1's client posts up to 2,560 queries at once.
-  per_query: float = _limit(
-    0.2, "Seconds that each further query adds to --deadline."
-  )
-  connections: int = _limit(
-    4096,
-    "Limit on the connections at a time; it is lower if the process may open "
-    "fewer files.",
-  )
+  per_query: float = _limit(0.2, "More of them for each further query.")
+  connections: int = _limit(4096, "The most at a time, if there is room.")
   headers: float = _limit(10.0, "Seconds that a request's headers may take.")
 
   def __post_init__(self):
