@@ -324,7 +324,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
   ) -> AsyncGenerator[events.Event, None]:
     """As `stream`; cancelling the caller cancels the episode."""
     told: asyncio.Queue[events.Event | None] = asyncio.Queue()
-    put = loop.putting(told)
+    put = loop.thread_safe_put(told)
     work = self._submit(question, Limits(budget, **limits), put, pieces=True)
     work.add_done_callback(lambda _: put(None))
     try:
@@ -358,7 +358,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     close, self._close = self._close, None
     if close is None or os.getpid() != self._process:
       return
-    loop.ended(self._scope.stop())
+    loop.wait_for_cleanup(self._scope.stop())
     close()
 
   def __exit__(self, *error: object) -> None:

@@ -102,7 +102,7 @@ def add(path: pathlib.Path, name: str) -> str:
   damaged, or while another process adds a key.
   """
   settings.check(Key(name), "--new_key")
-  with run_lock.hold(run_lock.beside(path)):
+  with run_lock.hold(run_lock.path_beside(path)):
     listed = json_files.read(path, missing={})
     if name in listed:
       raise ValueError(

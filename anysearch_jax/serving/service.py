@@ -386,7 +386,7 @@ class Service:
     Closing it ends the question.
     """
     told: asyncio.Queue[events.Event | None] = asyncio.Queue()
-    put = loop.putting(told)
+    put = loop.thread_safe_put(told)
     answering = asyncio.ensure_future(
       self.agent.ask_async(
         asked.question,

@@ -67,7 +67,7 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
 
 def test_two_processes_lose_no_key(tmp_path):
   path = tmp_path / "keys.json"
-  with run_lock.hold(run_lock.beside(path)):
+  with run_lock.hold(run_lock.path_beside(path)):
     with pytest.raises(ValueError, match=r"keys.json.lock: found it held by"):
       keys.add(path, "alice")
   keys.add(path, "alice")

@@ -61,7 +61,7 @@ def served(
     if not made.locked:
       app = http_server.OwnPages(app, "127.0.0.1")
     guard = http_server.Guard(
-      most=99, headers=60, request=60, on_closed=made.on_closed
+      max_connections=99, headers=60, request=60, on_closed=made.on_closed
     )
     with served_lib.listening(
       app, http=guard.protocol, timeout_graceful_shutdown=5
