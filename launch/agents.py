@@ -96,7 +96,7 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
       retriever,
       config=config.episode,
       slots=config.engine.slots,
-      known=known,
+      examples=known,
       corpus=known[0].corpus if known else "",
       scaffold=config.evaluation.scaffold,
       passages=passages,

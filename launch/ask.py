@@ -175,7 +175,7 @@ def chat(
       )
       documents = reply.documents
       # Its numbers are of passages that the next episode has not shown.
-      if answer := citations.without(reply.answer):
+      if answer := citations.without_marks(reply.answer):
         turns += [("user", line), ("assistant", answer)]
 
 

@@ -147,7 +147,7 @@ def _serve_http(
         prices=agents.prices(config),
       ),
       guard=guard,
-      most=f.queue,
+      max_questions=f.queue,
     )
     http_server.serve(
       service.create_app(running),

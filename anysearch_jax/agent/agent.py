@@ -114,7 +114,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
       many at once.
     config: limits of an episode; its `prompts` name the environment.
     slots: questions that are worked on at the same time, >= 1.
-    known: questions that are recognised by their text, with their ids and
+    examples: questions that are recognised by their text, with their ids and
       corpora. A policy of the generated world, whose words nobody knows, is
       asked these.
     corpus: the corpus of all other questions; "" if there is only one.
@@ -131,7 +131,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     *,
     config: config_lib.EpisodeConfig,
     slots: int,
-    known: Sequence[types.Question] = (),
+    examples: Sequence[types.Question] = (),
     corpus: str = "",
     scaffold: bool = False,
     passages: int = 0,
@@ -145,7 +145,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
       engine, retriever, config, codec, systems.of_episode(config)
     )
     self._scaffold = scaffold
-    self._known = {question.text: question for question in known}
+    self._examples = {question.text: question for question in examples}
     self._corpus = corpus
     self._places = asyncio.Semaphore(slots)
     self._numbers = itertools.count()
@@ -188,7 +188,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
   @property
   def examples(self) -> tuple[types.Question, ...]:
     """The known questions."""
-    return tuple(self._known.values())
+    return tuple(self._examples.values())
 
   @property
   def cites(self) -> bool:
@@ -211,7 +211,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     if not unknown:
       return None
     shown = ", ".join(map(repr, dict.fromkeys(unknown[:5])))
-    asked = " or ".join(map(repr, list(self._known)[:2]))
+    asked = " or ".join(map(repr, list(self._examples)[:2]))
     return (
       f"question: the policy has no word for {shown}, so it cannot answer; "
       f"expected words of its training{f', as in {asked}' if asked else ''}, "
@@ -381,7 +381,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     if not isinstance(question, str):
       return question
     unknown = types.Question(text, text, (), self._corpus)
-    return self._known.get(text, unknown)
+    return self._examples.get(text, unknown)
 
   def _submit(
     self,

@@ -102,7 +102,7 @@ class Reply:
       "outcome": str(self.outcome),
       "reason": self.reason,
       "seconds": round(self.seconds, 3),
-      "documents": list(map(citations.passages, self.documents)),
+      "documents": list(map(citations.passage_values, self.documents)),
       **({"refused_citations": refused} if refused else {}),
     }
 

@@ -51,7 +51,7 @@ def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
   return passages, keys
 
 
-def found(
+def measure(
   trajectory: types.Trajectory, cited: citations.Cited
 ) -> dict[str, float]:
   """Returns shares of its question's evidence that an episode found and cited.
@@ -127,7 +127,7 @@ def _resolved(steps: Iterable[dict[str, str]]) -> Iterable[str]:
     answers.append(step["answer"])
 
 
-def revealed(row: Mapping[str, Any]) -> dict[str, Any]:
+def decrypted(row: Mapping[str, Any]) -> dict[str, Any]:
   """Returns query, answer and ids of documents of a row of BrowseComp-Plus.
 
   Texts are base64 of UTF-8 that is XORed with the repeated SHA-256 of a canary,
@@ -151,7 +151,7 @@ def revealed(row: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def articles(row: Mapping[str, Any]) -> list[str]:
+def linked_articles(row: Mapping[str, Any]) -> list[str]:
   """Returns the titles of the Wikipedia articles that a row of FRAMES links.
 
   A cell has an address, the text of a list, or several of them with remarks.

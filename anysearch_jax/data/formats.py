@@ -1,9 +1,9 @@
-"""The formats of published question files: a parsed row in, a `Found` out.
+"""The formats of published question files: turns rows into `RawQuestion`s.
 
 Cells hold a list as a list or as printed text, and the tools that wrote them
 damaged some values, which are repaired. Otherwise reading corrects nothing:
-`clean`, `ask` and `accept` make lines of readable text for all formats alike,
-and `question_key` compares questions.
+`clean`, `as_question` and `accepted_answers` make lines of readable text for
+all formats alike, and `question_key` compares questions.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _CONTROLS = re.compile("[\x01-\x08\x0e-\x1b\x7f]")
 
 _MARK = "Question:"
 _HOPS = re.compile(r"([1-9])hop")
-# Columns that are not copied to the metadata: those with a field in `Found`,
-# those without a later use, and `facts`, in which reports expect the chain of a
-# question of the generated world.
+# Columns that are not copied to the metadata: those with a field in
+# `RawQuestion`, those without a later use, and `facts`, in which reports expect
+# the chain of a question of the generated world.
 _TAKEN = frozenset(
   (
     *("id", "_id", "question", "Question", "QuestionId", "question_id"),
@@ -64,7 +64,7 @@ class MalformedError(ValueError):
   """A row is not a question. Rows are counted by the message: keep it short."""
 
 
-class Found(NamedTuple):
+class RawQuestion(NamedTuple):
   """A question as its file has it.
 
   Attributes:
@@ -76,7 +76,8 @@ class Found(NamedTuple):
       `evidence_doc_ids`, `supporting` (title, and text if the row has it),
       `sub_questions` (MuSiQue), `search_keys` (StepSearch); and
       `official_answers`, if the dataset's own script accepts other answers.
-    verbatim: whether the question is asked as it is, not as `ask` writes it.
+    verbatim: whether the question is asked as it is, and not rewritten by
+      `as_question`.
   """
 
   question: str
@@ -97,7 +98,7 @@ def recognize(row: Row) -> str | None:
   return None
 
 
-def read(row: Row, format: str) -> Found:
+def read(row: Row, format: str) -> RawQuestion:
   """Reads a row of a format.
 
   Raises:
@@ -109,11 +110,11 @@ def read(row: Row, format: str) -> Found:
   return reader(row)
 
 
-def _flashrag(row: Row) -> Found:
-  return _found(row, row["golden_answers"], mapping(row, "metadata"))
+def _flashrag(row: Row) -> RawQuestion:
+  return _raw_question(row, row["golden_answers"], mapping(row, "metadata"))
 
 
-def _search_r1(row: Row) -> Found:
+def _search_r1(row: Row) -> RawQuestion:
   truth = mapping(row, "reward_model").get("ground_truth")
   extra = mapping(row, "extra_info")
   known = {**mapping(row, "metadata"), "dataset": row.get("data_source")}
@@ -124,76 +125,78 @@ def _search_r1(row: Row) -> Found:
   known["index"] = extra.get("index")
   known["paragraphs"] = extra.get("support_docs")
   if not row.get("question"):
-    row = {**row, "question": _asked(row.get("prompt"))}
-  return _found(row, truth, known)
+    row = {**row, "question": _question_of_prompt(row.get("prompt"))}
+  return _raw_question(row, truth, known)
 
 
-def _anysearch(row: Row) -> Found:
+def _anysearch(row: Row) -> RawQuestion:
   target = mapping(row, "label").get("target")
-  return _found(row, target, mapping(row, "metadata"))
+  return _raw_question(row, target, mapping(row, "metadata"))
 
 
-def _popqa(row: Row) -> Found:
-  return _found(row, parsed(row["possible_answers"], list), row)
+def _popqa(row: Row) -> RawQuestion:
+  return _raw_question(row, parsed(row["possible_answers"], list), row)
 
 
-def _triviaqa(row: Row) -> Found:
+def _triviaqa(row: Row) -> RawQuestion:
   a = mapping(row, "Answer")
   normalized = listed(a, "NormalizedAliases")
   found = [a.get("Value"), *listed(a, "Aliases"), *normalized]
   asked = {"id": row.get("QuestionId"), "question": row["Question"]}
-  out = _found(asked, [x for x in found if x is not None], row)
+  out = _raw_question(asked, [x for x in found if x is not None], row)
   own = answers([*normalized, *listed(a, "HumanAnswers")])
   return out._replace(
     metadata={**out.metadata, official_scoring.ANSWERS: list(own)}
   )
 
 
-def _musique(row: Row) -> Found:
+def _musique(row: Row) -> RawQuestion:
   accepted = [row["answer"], *listed(row, "answer_aliases")]
   if row.get("answerable") is False:
     # Half of MuSiQue-Full is unanswerable; such a row repeats the answers of
     # its answerable twin.
     accepted = []
-  return _found(row, [x for x in accepted if x is not None], row)
+  return _raw_question(row, [x for x in accepted if x is not None], row)
 
 
-def _plain(row: Row) -> Found:
-  return _found(row, row["answer"], row)
+def _plain(row: Row) -> RawQuestion:
+  return _raw_question(row, row["answer"], row)
 
 
-def _bamboogle(row: Row) -> Found:
+def _bamboogle(row: Row) -> RawQuestion:
   row = {name.lower(): value for name, value in row.items() if name}
-  return _found(row, row["answer"], row)
+  return _raw_question(row, row["answer"], row)
 
 
-def _browsecomp_plus(row: Row) -> Found:
+def _browsecomp_plus(row: Row) -> RawQuestion:
   try:
-    known = evidence_lib.revealed(row)
+    known = evidence_lib.decrypted(row)
   except (ValueError, KeyError, TypeError) as error:
     raise MalformedError(
       "a text that no canary, or a wrong one, decrypts; expected --canary=TEXT "
       "of launch.prepare_data, the DEFAULT_CANARY of decrypt_dataset.py"
     ) from error
   asked = {"id": row["query_id"], "question": known.pop("query")}
-  found = _found(asked, [known.pop("answer")], known)
+  found = _raw_question(asked, [known.pop("answer")], known)
   return found._replace(verbatim=True)
 
 
-def _frames(row: Row) -> Found:
+def _frames(row: Row) -> RawQuestion:
   # Pandas has written the number of a row, in a column without a name.
   asked = {"id": row.get("", row.get("Unnamed: 0")), "question": row["Prompt"]}
   known = {
     "reasoning_types": row.get("reasoning_types"),
-    "supporting_facts": [[title, 0] for title in evidence_lib.articles(row)],
+    "supporting_facts": [
+      [title, 0] for title in evidence_lib.linked_articles(row)
+    ],
   }
-  return _found(asked, [row["Answer"]], known)._replace(verbatim=True)
+  return _raw_question(asked, [row["Answer"]], known)._replace(verbatim=True)
 
 
 # The first format whose columns are all present is chosen (docs/data.md says
 # which files have them). Order matters: Search-R1's files also have FlashRAG's
 # columns, and most files have a question and an answer.
-FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
+FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], RawQuestion]]] = {
   name: (frozenset(columns.split()), reader)
   for name, columns, reader in (
     ("search_r1", "reward_model", _search_r1),
@@ -211,8 +214,8 @@ FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
 }
 
 
-def _found(row: Row, accepted: Any, known: Row) -> Found:
-  """Assembles a `Found` from what all formats share.
+def _raw_question(row: Row, accepted: Any, known: Row) -> RawQuestion:
+  """Assembles a question from what all formats share.
 
   `row` holds the question and maybe the id, `known` the other values.
   """
@@ -244,7 +247,7 @@ def _found(row: Row, accepted: Any, known: Row) -> Found:
     hops = int(named[1]) if named else len(steps) or None
   if hops is not None and (type(hops) is not int or not 0 <= hops < 100):
     raise MalformedError("hops that are no small number")
-  return Found(
+  return RawQuestion(
     question,
     answers(accepted),
     id_,
@@ -329,7 +332,7 @@ def _context(known: Row) -> dict[str, str]:
   return texts
 
 
-def _asked(prompt: Any) -> str:
+def _question_of_prompt(prompt: Any) -> str:
   """Extracts the question from a prompt."""
   content = prompt
   if not isinstance(prompt, str):
@@ -347,7 +350,7 @@ def _asked(prompt: Any) -> str:
   return question
 
 
-def ask(text: str) -> str:
+def as_question(text: str) -> str:
   """Returns a question as the policy reads it: one line that ends in `?`."""
   text = line(text)
   inner = text[1:-1]
@@ -358,17 +361,21 @@ def ask(text: str) -> str:
   return text if text.endswith("?") else f"{text}?"
 
 
-def accept(answers: Iterable[str]) -> tuple[str, ...]:
+def accepted_answers(answers: Iterable[str]) -> tuple[str, ...]:
   """Returns distinct answers in order, without those that normalise to ""."""
-  return tuple(a for a in distinct(answers) if scoring.normalize_answer(a))
+  return tuple(
+    a for a in distinct_answers(answers) if scoring.normalize_answer(a)
+  )
 
 
-def distinct(answers: Iterable[str]) -> tuple[str, ...]:
+def distinct_answers(answers: Iterable[str]) -> tuple[str, ...]:
   """Returns distinct answers in order, without empty ones."""
   return tuple(dict.fromkeys(a for a in map(line, answers) if a))
 
 
-def clean(found: Found, aliases: Mapping[str, Sequence[str]]) -> Found:
+def clean(
+  found: RawQuestion, aliases: Mapping[str, Sequence[str]]
+) -> RawQuestion:
   """Removes control characters and adds the answers of the dataset's script.
 
   `aliases` has, by `answer_id`, names that the dataset's script also accepts.
@@ -392,10 +399,10 @@ def clean(found: Found, aliases: Mapping[str, Sequence[str]]) -> Found:
 
 def line(text: str) -> str:
   """Returns a text in one line, with single spaces."""
-  return " ".join(whole(text).split())
+  return " ".join(without_surrogates(text).split())
 
 
-def whole(text: str) -> str:
+def without_surrogates(text: str) -> str:
   """Replaces unpaired surrogates: JSON can hold them, UTF-8 cannot."""
   try:
     text.encode()  # Nearly all texts; it is the faster one.
@@ -444,15 +451,15 @@ def answers(value: Any) -> tuple[str, ...]:
   """
   if value is None:
     return ()
-  whole = not isinstance(value, list | tuple)
+  is_scalar = not isinstance(value, list | tuple)
   texts: list[str] = []
-  for item in [value] if whole else value:
+  for item in [value] if is_scalar else value:
     for part in text(item).split(ANSWER_SPLIT):
       # Inside a list, text in brackets but without quotes is an answer itself.
-      found = _items(part) if whole or set(part) & {"'", '"'} else None
+      found = _items(part) if is_scalar or set(part) & {"'", '"'} else None
       if found is not None:
         texts += map(text, found)
-      elif whole and part.lstrip().startswith(_NOT_TEXT):
+      elif is_scalar and part.lstrip().startswith(_NOT_TEXT):
         raise MalformedError("an answer that is the text of a list or object")
       else:
         texts.append(part)

@@ -177,7 +177,7 @@ class Prepared(_Source):
     return Rows(table)
 
   def evaluation_questions(
-    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+    self, datasets: Sequence[str] = (), per_dataset: int = 0, *, split: str = ""
   ) -> list[types.Question]:
     """Returns the evaluation questions, dataset by dataset.
 
@@ -186,7 +186,7 @@ class Prepared(_Source):
 
     Args:
       datasets: names; empty: all that have an evaluation split here.
-      each: maximum number for each dataset; 0: all.
+      per_dataset: maximum number for each dataset; 0: all.
       split: name of the split; "": test if there is one, otherwise dev.
 
     Raises:
@@ -203,7 +203,7 @@ class Prepared(_Source):
       rows = self.rows(name)
       ranks = [preparing.shuffled(id_) for id_ in rows.column("id")]
       order = sorted(range(len(ranks)), key=ranks.__getitem__)
-      out += [rows[i] for i in order[: each or None]]
+      out += [rows[i] for i in order[: per_dataset or None]]
     return out
 
   def evaluated(self, split: str = "") -> list[str]:
@@ -290,9 +290,14 @@ class OwnQuestions(_Source):
     return rows
 
   def evaluation_questions(
-    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+    self, datasets: Sequence[str] = (), per_dataset: int = 0, *, split: str = ""
   ) -> list[types.Question]:
-    """Returns the first `each` questions of a split, by default of `test`.
+    """Returns the first questions of a split, by default of `test`.
+
+    Args:
+      datasets: empty, because a function is one dataset.
+      per_dataset: number of questions; 0: all.
+      split: name of the split; "" is `test`.
 
     Raises:
       plugins.PluginError: as `rows`, or a dataset is named.
@@ -302,7 +307,7 @@ class OwnQuestions(_Source):
         f"{self._where}: found the datasets {', '.join(datasets)}, expected "
         "none, because a function is one dataset."
       )
-    return list(self.rows(split or "test")[: each or None])
+    return list(self.rows(split or "test")[: per_dataset or None])
 
 
 class QuestionFile(OwnQuestions):

@@ -268,7 +268,7 @@ def _read(
   }
 
 
-def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
+def _belongs(found: formats.RawQuestion, source: Input) -> tuple[str, str]:
   """Returns dataset and split of a row, as its file or the row names them."""
   try:
     said = dataset_name(found.dataset) if found.dataset else ""
@@ -290,12 +290,14 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
   return dataset, split
 
 
-def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
+def _add(
+  found: formats.RawQuestion, part: Part, dataset: str, split: str
+) -> None:
   """Adds a clean question to its part, or drops it if it has no answer."""
   part.read += 1
-  accepted = formats.accept(found.answers)
+  accepted = formats.accepted_answers(found.answers)
   if not accepted and split != "train":
-    accepted = formats.distinct(found.answers)
+    accepted = formats.distinct_answers(found.answers)
     part.unmatched += bool(accepted)
   if not accepted:
     part.dropped["no answer"] += 1
@@ -304,12 +306,16 @@ def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
   part.entries.append(
     Entry(
       formats.line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
-      found.question.strip() if found.verbatim else formats.ask(found.question),
+      found.question.strip()
+      if found.verbatim
+      else formats.as_question(found.question),
       accepted,
       dataset,
       split,
       found.hops,
-      formats.whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
+      formats.without_surrogates(
+        json.dumps(metadata, ensure_ascii=False, sort_keys=True)
+      ),
     )
   )
 

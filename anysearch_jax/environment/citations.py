@@ -43,19 +43,21 @@ class Cited(NamedTuple):
   refused: tuple[int, ...] = ()
 
 
-def shown(
+def citable_passages(
   observations: Iterable[types.Observation],
 ) -> dict[int, types.Passage]:
   """Returns the passages that an answer can cite, by their numbers."""
   return {n: p for o in observations for n, p in zip(o.numbers, o.passages)}
 
 
-def numbers(
+def number_passages(
   passages: Iterable[types.Passage], before: Iterable[types.Observation]
 ) -> tuple[int, ...]:
   """Returns the numbers of passages that are found after `before`."""
   # A page's id is its address; each search may quote another part of it.
-  known = {(p.id, p.title, p.text): n for n, p in shown(before).items()}
+  known = {
+    (p.id, p.title, p.text): n for n, p in citable_passages(before).items()
+  }
   return tuple(
     known.setdefault((p.id, p.title, p.text), len(known) + 1) for p in passages
   )
@@ -111,7 +113,7 @@ def path(passage: types.Passage) -> str:
   return name if name and given.endswith(f"/{name}") else pure.name
 
 
-def passages(found: Iterable[types.Passage]) -> list[dict[str, Any]]:
+def passage_values(found: Iterable[types.Passage]) -> list[dict[str, Any]]:
   """Returns passages as JSON values, without their scores.
 
   A passage of a document has `source`, with what is known of its place.
@@ -132,12 +134,12 @@ def source(passage: types.Passage) -> dict[str, Any]:
   return {name: value for name, value in values.items() if value}
 
 
-def without(answer: str | None) -> str | None:
+def without_marks(answer: str | None) -> str | None:
   """Returns an answer without its marks; None for None."""
-  return read(answer, {}).answer
+  return read_marks(answer, {}).answer
 
 
-def read(answer: str | None, known: Mapping[int, types.Passage]) -> Cited:
+def read_marks(answer: str | None, known: Mapping[int, types.Passage]) -> Cited:
   """Reads the marks of an answer.
 
   A range such as `[1-3]` has its ends, and what is known between them; `known`

@@ -86,10 +86,10 @@ def of_question(
   """Returns the score of an answer to a question, keyed by `NAMES`."""
   dataset = str(question.metadata.get("dataset", ""))
   found = accepted(question.golden_answers, question.metadata)
-  return named(score(dataset, answer, found))
+  return by_name(score(dataset, answer, found))
 
 
-def named(found: Score | None) -> dict[str, float | None]:
+def by_name(found: Score | None) -> dict[str, float | None]:
   """Returns a score keyed by `NAMES`; a missing score gives None values."""
   return dict(zip(NAMES, found or (None, None), strict=True))
 

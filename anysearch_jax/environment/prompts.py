@@ -65,7 +65,9 @@ def _documents(
     before_turn=lambda budget, used: (
       f"\n{states.format(protocol.budget_state(budget, used))}\n"
     ),
-    answer=lambda spans: citations.without(protocol.extract_answer(spans)),
+    answer=lambda spans: citations.without_marks(
+      protocol.extract_answer(spans)
+    ),
     marked=protocol.extract_answer,
   )
 

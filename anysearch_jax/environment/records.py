@@ -47,7 +47,7 @@ def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
 
 
 def passage(value: Mapping[str, Any]) -> types.Passage:
-  """Returns a passage of `citations.passages`."""
+  """Returns a passage of `citations.passage_values`."""
   source = types.Source(**value.get("source", {}))
   return types.Passage(**{**value, "source": source})
 
@@ -62,7 +62,7 @@ def observation_values(
       "argument": each.argument,
       "turn": each.turn,
       "tokens": each.tokens,
-      "passages": citations.passages(each.passages),
+      "passages": citations.passage_values(each.passages),
       **({"numbers": list(each.numbers)} if each.numbers else {}),
       **({} if each.answer is None else {"answer": each.answer}),
     }

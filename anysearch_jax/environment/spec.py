@@ -139,8 +139,8 @@ class Environment:
     """Returns the answer of a trajectory with its sound citations."""
     if self.marked is None:
       return citations.Cited(self.answer(trajectory.spans))
-    known = citations.shown(trajectory.observations)
-    return citations.read(self.marked(trajectory.spans), known)
+    known = citations.citable_passages(trajectory.observations)
+    return citations.read_marks(self.marked(trajectory.spans), known)
 
   @property
   def all_markers(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ _BLOCK_END = "</budget>"
 SILENT = "silent"
 
 
-def assigned(file: str, caps: budgets.Budget) -> str:
+def state_assigned(file: str, caps: budgets.Budget) -> str:
   """Returns what a prompt says first of the caps besides that on searches.
 
   `file` has the texts, see `spec.Environment.units`; "" without such a cap.
@@ -42,7 +42,7 @@ def assigned(file: str, caps: budgets.Budget) -> str:
   return _stated(file, caps, "", dict.fromkeys(_STATED, 0))
 
 
-def left(
+def state_remaining(
   line: str, file: str, caps: budgets.Budget, used: Mapping[str, float]
 ) -> str:
   """Returns the line before a turn with what is left of the other caps.
@@ -79,7 +79,7 @@ def _stated(
 
 
 @functools.cache
-def replaced(env: spec.Environment, file: str) -> spec.Environment:
+def with_budget_file(env: spec.Environment, file: str) -> spec.Environment:
   """Returns an environment that states caps as `episode.budget_file` says.
 
   Raises ValueError if the file cannot be read, lacks a text, or has an unknown
@@ -99,7 +99,7 @@ def replaced(env: spec.Environment, file: str) -> spec.Environment:
 def texts(file: str) -> wording.Texts:
   """Returns the texts of a file, shipped or at a path; a process reads it once.
 
-  Raises ValueError as `replaced`.
+  Raises ValueError as `with_budget_file`.
   """
   values = wording.read(wording.SHIPPED / file, _SLOTS, shipped="budget.toml")
   return wording.Texts(values, file, json_files.sha256(values))

@@ -238,11 +238,11 @@ def _environment(name: str) -> tuple[spec.Environment, wording.Wording | None]:
 def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
   """Returns the environment of a configuration.
 
-  Raises ValueError as `environment`, or as `units.replaced`.
+  Raises ValueError as `environment`, or as `units.with_budget_file`.
   """
   env = environment(config.prompts, config.prompt_file)
   file = config.budget_file
-  return units.replaced(env, file) if file else env
+  return units.with_budget_file(env, file) if file else env
 
 
 def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:

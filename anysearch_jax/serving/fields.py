@@ -468,7 +468,7 @@ def conversation(
   if len(turns) == 1:
     return last
   earlier = (
-    f"{role}: {citations.without(text) if cites else text}"
+    f"{role}: {citations.without_marks(text) if cites else text}"
     for role, text in turns[:-1]
   )
   return "\n".join([*earlier, f"question: {last}"])

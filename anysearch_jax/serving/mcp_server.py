@@ -107,7 +107,8 @@ class Service:
     max_budget: largest budget of a question.
     passages: passages that `search` finds unless its caller says how many.
     deadline: seconds in which an answer is due; None: no deadline.
-    kept: number of trajectories that can be read; older ones are dropped.
+    max_replies: number of the last trajectories, which can be read; older ones
+      are dropped.
     prices: by which a budget of dollars is charged.
     server: speaks the protocol over any transport.
     locked: False, because no client needs a key.
@@ -121,7 +122,7 @@ class Service:
   max_budget: int = 10
   passages: int = 3
   deadline: float | None = None
-  kept: int = 256
+  max_replies: int = 256
   prices: budgets.Prices = budgets.NO_CAPS.prices
 
   def __post_init__(self):
@@ -158,7 +159,7 @@ class Service:
       name="trajectory",
       title="Trajectory of an answer",
       description="What the policy wrote, its searches and the passages: the "
-      f"last {self.kept} answers are kept.",
+      f"last {self.max_replies} answers are kept.",
       mime_type="application/json",
     )(self.trajectory)
 
@@ -225,8 +226,8 @@ class Service:
     reply = self._replies.get(name)
     if reply is None:
       raise ResourceNotFoundError(
-        f"{_URI}{name}: found no such trajectory; the last {self.kept} are "
-        "kept. Ask the question again."
+        f"{_URI}{name}: found no such trajectory; the last {self.max_replies} "
+        "are kept. Ask the question again."
       )
     played = reply.trajectory
     said = {"question": played.question.text, "answer": reply.answer}
@@ -239,7 +240,7 @@ class Service:
     if reply.outcome is types.Outcome.FAILED:
       reply = dataclasses.replace(reply, reason=_logged(reply.reason))
     self._replies[name] = reply
-    if len(self._replies) > self.kept:
+    if len(self._replies) > self.max_replies:
       del self._replies[next(iter(self._replies))]
     return Answered(
       answer=reply.answer,

@@ -160,7 +160,7 @@ class Writer:
       for passage in found.passages
     ]
     # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = citations.passages(found.passages)
+    item["results"] = citations.passage_values(found.passages)
     for result, number in zip(item["results"], found.numbers, strict=False):
       result["number"] = number
     yield self._part("response.web_search_call.completed", indexed=False)

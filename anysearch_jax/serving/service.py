@@ -234,7 +234,8 @@ class Service:
     agent: answers the questions.
     served: what may be asked.
     guard: admits keys; None admits everybody.
-    most: questions under way at a time, those that wait for a place included.
+    max_questions: limit of the questions that run or wait at a time; 0: eight
+      times the agent's slots.
     locked: whether every client needs a key.
     draining: whether the service is about to stop and refuses new questions.
   """
@@ -243,12 +244,12 @@ class Service:
   served: fields.Served
   _: dataclasses.KW_ONLY
   guard: keys.Guard | None = None
-  most: int = 0
+  max_questions: int = 0
   draining: bool = False
 
   def __post_init__(self):
     self.served = dataclasses.replace(self.served, cites=self.agent.cites)
-    self.most = self.most or 8 * self.agent.slots
+    self.max_questions = self.max_questions or 8 * self.agent.slots
     self._metrics = _Metrics(self.agent)
     self._running = 0
     self.locked = self.guard is not None
@@ -463,11 +464,11 @@ class Service:
     self, account: Account, key: keys.Key | None, asked: fields.Asked
   ) -> None:
     """Charges the key and counts the request until it ends."""
-    if self._running >= self.most:
+    if self._running >= self.max_questions:
       raise fields.RequestError(
         503,
         f"Found {self._running} questions under way, expected at most "
-        f"{self.most}; ask later.",
+        f"{self.max_questions}; ask later.",
         retry_after=5,
       )
     if self.guard is not None and key is not None:

@@ -67,7 +67,7 @@ def test_no_text_makes_an_episode_search_beyond_its_budget(budget):
 
 def test_too_many_questions_are_503_with_a_time_to_come_back():
   engine = Held(script)
-  with served(engine=engine, slots=1, most=2) as (url, _):
+  with served(engine=engine, slots=1, max_questions=2) as (url, _):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
       asked = [
         pool.submit(httpx2.post, f"{url}/v1/responses", json=QUESTION)
@@ -364,7 +364,7 @@ def test_clients_that_leave_pay_for_every_search_and_disturb_nobody(tmp_path):
     seconds=scripted.shuffled_seconds(0),
   )
   with served(
-    engine=engine, retriever=retriever, guard=guard, slots=8, most=100
+    engine=engine, retriever=retriever, guard=guard, slots=8, max_questions=100
   ) as (url, service):
 
     def ask(i):
