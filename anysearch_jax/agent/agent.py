@@ -430,7 +430,8 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     A forked process has neither the event loop nor the engine, so the method
     does nothing there.
     """
-    close, self._close = self._close, None
+    close = self._close
+    self._close = None
     if close is None or os.getpid() != self._process_id:
       return
     loop.ended(self._scope.stop())
