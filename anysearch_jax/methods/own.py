@@ -1,9 +1,9 @@
-"""What a user wrote for a training: a reward, a system, a judge.
+"""Checks the results of a user's own rewards, systems and judges.
 
 `reward.function`, `method.name` and `method.judge` of a configuration name
-them, see `plugins.load`. No test of the project covers them, so what they
-return is checked here: a wrong reward is an error, and what a judge cannot
-measure is a failed trajectory.
+them, see `plugins.load`. No test of the project covers these functions, so
+their results are checked in every call: a wrong reward is an error, and a
+trajectory that a judge cannot measure counts as failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import method
 from anysearch_jax.host import plugins
 
-# The metrics `reward/<name>` with these names have other meanings already.
+# The metrics `reward/<name>` of these names are recorded for every system.
 _RECORDED = ("em", "format", "steps")
 
 
@@ -35,7 +35,9 @@ def reward(
   The returned function raises PluginError if the user's function raises or its
   result has the wrong names, shapes or values.
 
-  `where` names it in sentences.
+  Args:
+    loaded: the user's function of (outcomes, constants).
+    where: the setting that names the function, for errors.
   """
 
   def checked(
@@ -61,7 +63,7 @@ def reward(
 
 
 def _wrong(name: Any, value: np.ndarray, valid: np.ndarray) -> str:
-  """Returns what is wrong with a part of a reward, "" if nothing is."""
+  """Returns the error of a part of a reward; "" if it is right."""
   if not isinstance(name, str) or not name.isidentifier():
     return (
       f"a part named {name!r}, expected a name of letters, digits and "
@@ -107,12 +109,17 @@ def _read_only(array: chex.Array) -> np.ndarray:
 def judge(
   loaded: plugins.Loaded, where: str, measures: Sequence[str]
 ) -> method.Measure:
-  """Returns a user's measure of a trajectory, which fails as a value.
+  """Returns a user's measure of a trajectory whose results are checked.
 
-  `loaded` is a function of a trajectory, or a coroutine function. Other
-  functions run in threads, so they may wait for a server. The returned
-  coroutine function raises RetrievalError, so that the trajectory counts as
-  failed, if the user's raises or lacks a finite number for a name.
+  The returned coroutine function raises RetrievalError if the user's function
+  raises or does not return a finite number for each measure; the trajectory
+  then counts as failed.
+
+  Args:
+    loaded: a function or a coroutine function of a trajectory. A plain function
+      runs in a thread, so it may wait for a server.
+    where: the setting that names the function, for errors.
+    measures: names of the measures that the system needs.
   """
 
   async def measured(trajectory: types.Trajectory) -> dict[str, float]:
