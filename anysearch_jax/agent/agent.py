@@ -323,8 +323,8 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
       for question, budget in itertools.product(questions, budgets):
         works.append(self._submit(question, Limits(budget, **limits)))
       # The first error ends the call, also while earlier questions are played.
-      first = concurrent.futures.FIRST_EXCEPTION
-      for work in concurrent.futures.wait(works, return_when=first).done:
+      stop_at = concurrent.futures.FIRST_EXCEPTION
+      for work in concurrent.futures.wait(works, return_when=stop_at).done:
         work.result()
       replies = iter([work.result() for work in works])
       return [[next(replies) for _ in budgets] for _ in questions]

@@ -42,15 +42,15 @@ def load(
     searcher = searching.BatchingRetriever(
       _open_retriever(retriever), config.search
     )
-    opened = endpoints.opened(
+    connection = endpoints.opened(
       policy,
       episode=config.episode,
       sampling=config.sampling,
       concurrency=config.engine.slots,
     )
-    config = config_lib.changed(config, episode={"prompts": opened.prompts})
-    engine = opened.engine
-    codec = opened.codec
+    config = config_lib.changed(config, episode={"prompts": connection.prompts})
+    engine = connection.engine
+    codec = connection.codec
   else:
     folder = pathlib.Path(policy)
     architecture, _ = hf.describe(folder)

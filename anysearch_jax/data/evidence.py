@@ -90,9 +90,9 @@ def measure(
     shares["citation_precision"] = (evidence & cited_keys, all_cited)
     shares["citation_recall"] = (evidence & cited_keys, evidence)
   return {
-    name: len(part) / len(whole)
-    for name, (part, whole) in shares.items()
-    if whole
+    name: len(part) / len(total)
+    for name, (part, total) in shares.items()
+    if total
   }
 
 
@@ -125,10 +125,10 @@ def check(questions: Iterable[types.Question]) -> None:
       lacking_ids.append(question.id)
   if lacking_ids:
     listed = ", ".join(lacking_ids[:_LISTED_QUESTIONS])
-    more = ", ..." if len(lacking_ids) > _LISTED_QUESTIONS else ""
+    ellipsis = ", ..." if len(lacking_ids) > _LISTED_QUESTIONS else ""
     raise ValueError(
       f"Found {len(lacking_ids)} of {count} questions without evidence "
-      f"({listed}{more}); StepSearch is rewarded by it. "
+      f"({listed}{ellipsis}); StepSearch is rewarded by it. "
       "Expected supporting passages with their texts, search keys or "
       "sub-questions in the metadata of each. Prepare the questions again with "
       "--evidence, which leaves such training questions out, or train on "

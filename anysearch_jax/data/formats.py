@@ -289,22 +289,22 @@ def _raw_question(row: Row, accepted: Any, values: Row) -> RawQuestion:
 
 def _evidence(values: Row) -> dict[str, Any]:
   """Returns the passages and steps to the answer that a row records."""
-  out: dict[str, Any] = {}
+  metadata: dict[str, Any] = {}
   for name in ("gold_doc_ids", "evidence_doc_ids"):
     if ids := listed(values, name):
-      out[name] = list(map(str, ids))
+      metadata[name] = list(map(str, ids))
   if supporting := _supporting(values):
-    out["supporting"] = supporting
+    metadata["supporting"] = supporting
   steps = dicts(values, "question_decomposition")
   if steps:
-    out["sub_questions"] = [
+    metadata["sub_questions"] = [
       {name: text(step[name]) for name in ("question", "answer")}
       for step in steps
       if step.get("question") is not None and step.get("answer") is not None
     ]
   if keys := listed(values, "search_keys"):
-    out["search_keys"] = [list(answers(key)) for key in keys]
-  return out
+    metadata["search_keys"] = [list(answers(key)) for key in keys]
+  return metadata
 
 
 def _supporting(values: Row) -> list[dict[str, str]]:
@@ -442,13 +442,13 @@ def without_surrogates(text: str) -> str:
   return text
 
 
-def _readable(text: str, what: str) -> str:
-  """Returns a text without control characters; errors call it `what`."""
+def _readable(text: str, noun: str) -> str:
+  """Returns a text without control characters; errors call it `noun`."""
   # NUL indicates that the file was decoded with a wrong encoding.
   if "\0" in text:
-    raise MalformedError(f"{what} with the character NUL")
+    raise MalformedError(f"{noun} with the character NUL")
   if len(text) > LONGEST:
-    raise MalformedError(f"{what} of more than {LONGEST} characters")
+    raise MalformedError(f"{noun} of more than {LONGEST} characters")
   return _CONTROLS.sub(" ", text)
 
 

@@ -66,9 +66,9 @@ def write(
     tables[MIX] = list(mixed)
   contents = {}
   for name, entries in tables.items():
-    out = pa.BufferOutputStream()
-    pq.write_table(_table(entries), out, compression="zstd")
-    contents[f"{name}.parquet"] = out.getvalue()
+    buffer = pa.BufferOutputStream()
+    pq.write_table(_table(entries), buffer, compression="zstd")
+    contents[f"{name}.parquet"] = buffer.getvalue()
   full_manifest = {
     "version": _VERSION,
     **manifest,
@@ -198,7 +198,7 @@ class Prepared(_Source):
     Raises:
       formats.DataError: a dataset does not have the split.
     """
-    out: list[types.Question] = []
+    questions: list[types.Question] = []
     for dataset in datasets or self.evaluated(split):
       name = self._evaluation_name(dataset, split)
       if name is None:
@@ -209,8 +209,8 @@ class Prepared(_Source):
       rows = self.rows(name)
       ranks = [preparing.shuffled(id_) for id_ in rows.column("id")]
       order = sorted(range(len(ranks)), key=ranks.__getitem__)
-      out += [rows[i] for i in order[: per_dataset or None]]
-    return out
+      questions += [rows[i] for i in order[: per_dataset or None]]
+    return questions
 
   def evaluated(self, split: str = "") -> list[str]:
     """Returns the datasets of a split ("": test or dev); the paper's first."""

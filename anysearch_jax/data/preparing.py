@@ -341,23 +341,23 @@ def _merge_repeated(entries: Sequence[Entry]) -> list[Entry]:
   questions are merged only if their ids are equal, so that a dataset keeps its
   published questions.
   """
-  first: dict[str, Entry] = {}
+  merged: dict[str, Entry] = {}
   ids: dict[str, Entry] = {}
   for entry in entries:
-    key = scoring.normalize_answer(entry.question)
-    other = ids.setdefault(entry.id, entry)
-    if scoring.normalize_answer(other.question) != key:
+    normalized = scoring.normalize_answer(entry.question)
+    same_id = ids.setdefault(entry.id, entry)
+    if scoring.normalize_answer(same_id.question) != normalized:
       raise formats.DataError(
         f"Two questions have the id {entry.id!r} in {entry.dataset} "
-        f"{entry.split}: {other.question!r} and {entry.question!r}. Read only "
-        "one of their files, or correct it."
+        f"{entry.split}: {same_id.question!r} and {entry.question!r}. Read "
+        "only one of their files, or correct it."
       )
-    same = key if entry.split == "train" else entry.id
-    first_entry = first.setdefault(same, entry)
+    merge_key = normalized if entry.split == "train" else entry.id
+    first_entry = merged.setdefault(merge_key, entry)
     if first_entry is not entry:
-      both = dict.fromkeys(first_entry.golden_answers + entry.golden_answers)
-      first[same] = first_entry._replace(golden_answers=tuple(both))
-  return list(first.values())
+      answers = dict.fromkeys(first_entry.golden_answers + entry.golden_answers)
+      merged[merge_key] = first_entry._replace(golden_answers=tuple(answers))
+  return list(merged.values())
 
 
 def _map_rows(

@@ -140,8 +140,8 @@ def passage_values(passages: Iterable[types.Passage]) -> list[dict[str, Any]]:
       "title": passage.title,
       "text": passage.text,
     }
-    if place := source(passage):
-      value["source"] = place
+    if source_value := source(passage):
+      value["source"] = source_value
     values.append(value)
   return values
 

@@ -123,7 +123,10 @@ def by_words(
       return special
     return scoring.words_f1(predicted.split(), golden.split())
 
-  return _Rules(lambda a, gold: normalize(a) == normalize(gold), f1)
+  def match(answer: str, gold: str) -> bool:
+    return normalize(answer) == normalize(gold)
+
+  return _Rules(match, f1)
 
 
 def closed(predicted: str, golden: str) -> float | None:

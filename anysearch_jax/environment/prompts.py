@@ -71,12 +71,14 @@ def _documents(
   observation = functools.partial(
     citations.observation, begins=begins, ends=ends
   )
+
+  def before_turn(budget: int, used: int) -> str:
+    return f"\n{states.format(protocol.budget_state(budget, used))}\n"
+
   return dataclasses.replace(
     _environment(texts),
     tools=(dataclasses.replace(tools.SEARCH, numbered=observation),),
-    before_turn=lambda budget, used: (
-      f"\n{states.format(protocol.budget_state(budget, used))}\n"
-    ),
+    before_turn=before_turn,
     answer=lambda spans: citations.without_marks(
       protocol.extract_answer(spans)
     ),

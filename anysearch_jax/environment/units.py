@@ -124,6 +124,6 @@ def _number(value: float) -> str:
   Small numbers have more decimals, so that no number above 0 is stated as 0.
   """
   value = round(value, 12)  # Differences of floats leave dust.
-  places = max(6, 2 - math.floor(math.log10(value))) if value else 0
-  text = f"{value:.{places}f}"
+  decimals = max(6, 2 - math.floor(math.log10(value))) if value else 0
+  text = f"{value:.{decimals}f}"
   return text.rstrip("0").rstrip(".") if value else text

@@ -162,7 +162,7 @@ def template(text: str) -> str:
   return text.replace("{{", "{").replace("}}", "}")
 
 
-def _check_slots(place: str, text: str, slots: Slots) -> None:
+def _check_slots(location: str, text: str, slots: Slots) -> None:
   """Raises ValueError unless a text has the placeholders that it must have."""
   names = (*slots.needs, *slots.may)
   allowed = ", ".join(f"{{{name}}}" for name in names) or "none"
@@ -177,9 +177,9 @@ def _check_slots(place: str, text: str, slots: Slots) -> None:
         raise ValueError(f"'{{{name}}}'")
       found_names.add(name)
   except ValueError as error:
-    raise ValueError(f"{place}: found {error}, {expected}") from error
+    raise ValueError(f"{location}: found {error}, {expected}") from error
   for name in slots.needs:
     if name not in found_names:
       raise ValueError(
-        f"{place}: found no placeholder {{{name}}}; it has {allowed}."
+        f"{location}: found no placeholder {{{name}}}; it has {allowed}."
       )

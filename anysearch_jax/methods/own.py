@@ -27,7 +27,7 @@ _RECORDED = ("em", "format", "steps")
 
 
 def reward(
-  loaded: plugins.Loaded, where: str
+  loaded: plugins.Loaded, setting: str
 ) -> Callable[[method.Outcomes, Any], dict[str, chex.Array]]:
   """Returns a user's reward function whose results are checked.
 
@@ -37,13 +37,13 @@ def reward(
 
   Args:
     loaded: the user's function of (outcomes, constants).
-    where: the setting that names the function, for errors.
+    setting: the setting that names the function, for errors.
   """
 
   def checked(
     outcomes: method.Outcomes, constants: Any
   ) -> dict[str, chex.Array]:
-    with plugins.as_sentence(where, loaded.path):
+    with plugins.as_sentence(setting, loaded.path):
       returned = loaded.value(jax.tree.map(_read_only, outcomes), constants)
       if not isinstance(returned, Mapping):
         returned = {"total": returned}
@@ -51,11 +51,11 @@ def reward(
       parts = {key: np.asarray(value) for key, value in returned.items()}
     for name, value in parts.items():
       if wrong := _wrong(name, value, outcomes.valid):
-        raise plugins.PluginError(f"{where}: returned {wrong}.")
+        raise plugins.PluginError(f"{setting}: returned {wrong}.")
     if "total" not in parts:
       raise plugins.PluginError(
-        f"{where}: returned the parts {', '.join(parts) or '(none)'}; expected "
-        "'total' among them, which is the reward."
+        f"{setting}: returned the parts {', '.join(parts) or '(none)'}; "
+        "expected 'total' among them, which is the reward."
       )
     return {key: _zeroed(parts[key], outcomes.valid) for key in parts}
 
@@ -107,7 +107,7 @@ def _read_only(array: chex.Array) -> np.ndarray:
 
 
 def judge(
-  loaded: plugins.Loaded, where: str, measures: Sequence[str]
+  loaded: plugins.Loaded, setting: str, measures: Sequence[str]
 ) -> method.Measure:
   """Returns a user's measure of a trajectory whose results are checked.
 
@@ -118,13 +118,13 @@ def judge(
   Args:
     loaded: a function or a coroutine function of a trajectory. A plain function
       runs in a thread, so it may wait for a server.
-    where: the setting that names the function, for errors.
+    setting: the setting that names the function, for errors.
     measures: names of the measures that the system needs.
   """
 
   async def measured(trajectory: types.Trajectory) -> dict[str, float]:
     try:
-      with plugins.as_sentence(where, loaded.path):
+      with plugins.as_sentence(setting, loaded.path):
         if inspect.iscoroutinefunction(loaded.value):
           returned = await loaded.value(trajectory)
         else:
@@ -143,43 +143,43 @@ def judge(
   return measured
 
 
-def _finite(values: Any, count: int, where: str, what: str) -> np.ndarray:
+def _finite(values: Any, count: int, setting: str, noun: str) -> np.ndarray:
   """Returns a user's numbers; raises PluginError unless there are `count`."""
   array = np.asarray(values, np.float32)
   if array.shape != (count,) or not np.isfinite(array).all():
     raise plugins.PluginError(
-      f"{where}: returned {array}, expected a finite number for each of "
-      f"{count} {what}."
+      f"{setting}: returned {array}, expected a finite number for each of "
+      f"{count} {noun}."
     )
   return array
 
 
 def steps(
-  loaded: plugins.Loaded, where: str
+  loaded: plugins.Loaded, setting: str
 ) -> Callable[[types.Trajectory, Any], np.ndarray]:
   """Returns a user's rewards of single searches; raises as `reward`."""
 
   def checked(trajectory: types.Trajectory, constants: Any) -> np.ndarray:
-    with plugins.as_sentence(where, loaded.path):
+    with plugins.as_sentence(setting, loaded.path):
       rewards = np.asarray(loaded.value(trajectory, constants), np.float32)
-    return _finite(rewards, trajectory.searches, where, "searches")
+    return _finite(rewards, trajectory.searches, setting, "searches")
 
   return checked
 
 
-def turns(loaded: plugins.Loaded, where: str) -> method.Turns:
+def turns(loaded: plugins.Loaded, setting: str) -> method.Turns:
   """Returns a user's advantages of turns; raises as `reward`."""
 
   def checked(
     trajectories: Mapping[types.Place, types.Trajectory],
   ) -> dict[types.Place, np.ndarray]:
-    with plugins.as_sentence(where, loaded.path):
+    with plugins.as_sentence(setting, loaded.path):
       advantages = dict(loaded.value(trajectories))
     return {
       place: _finite(
         advantages.get(place, ()),
         trajectory.searches + 1,
-        where,
+        setting,
         f"turns of {place}",
       )
       for place, trajectory in trajectories.items()

@@ -28,10 +28,10 @@ _STYLED = re.compile(r"\\text\w*\s*\{([^{}]*)\}")
 
 def action(text: str) -> protocol.Action | None:
   """Returns a search if the turn ends with one, otherwise a boxed answer."""
-  end = text.rstrip()
-  start = end.rfind(QUERY[0])
-  if end.endswith(QUERY[1]) and start >= 0:
-    query = end[start + len(QUERY[0]) : -len(QUERY[1])].strip()
+  stripped = text.rstrip()
+  start = stripped.rfind(QUERY[0])
+  if stripped.endswith(QUERY[1]) and start >= 0:
+    query = stripped[start + len(QUERY[0]) : -len(QUERY[1])].strip()
     return protocol.Action(protocol.ActionKind.SEARCH, query)
   boxed_answer = boxed(text)
   if boxed_answer is None:
@@ -46,12 +46,12 @@ def boxed(text: str) -> str | None:
   last box is the one that opens last, so a nested box wins over the outer one.
   """
   boxes = {opening.end() for opening in _BOXED.finditer(text)}
-  opened = []
+  open_braces = []
   last = (-1, -1)
   for brace in _BRACE.finditer(text):
     if brace[0] == "{":
-      opened.append(brace.end())
-    elif opened and (start := opened.pop()) in boxes:
+      open_braces.append(brace.end())
+    elif open_braces and (start := open_braces.pop()) in boxes:
       last = max(last, (start, brace.start()))
   if last[0] < 0:
     return None

@@ -152,16 +152,16 @@ def steps(trajectory: types.Trajectory, config: Options) -> np.ndarray:
   return rewards
 
 
-def similarities(text: str, others: Sequence[str]) -> np.ndarray:
-  """Returns the TF-IDF cosine similarity of `text` and each of `others`.
+def similarities(text: str, documents: Sequence[str]) -> np.ndarray:
+  """Returns the TF-IDF cosine similarity of `text` and each of `documents`.
 
   Words are SQuAD-normalised and have at least two characters. The inverse
   document frequency is scikit-learn's smoothed one, over these texts only.
 
   Returns:
-    float64 `[len(others)]` in [0, 1]; 0 without a common word.
+    float64 `[len(documents)]` in [0, 1]; 0 without a common word.
   """
-  counts = [_counts(document) for document in (text, *others)]
+  counts = [_counts(document) for document in (text, *documents)]
   words = sorted(set().union(*counts))
   table = np.array([[count[word] for word in words] for count in counts], float)
   # idf = ln((1 + texts) / (1 + texts with the word)) + 1, scikit-learn's

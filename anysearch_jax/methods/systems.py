@@ -138,16 +138,16 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
   if plugins.is_name(name):
     # The functions of a user's system are checked like single functions.
     plugin = _load_own(name)
-    where = f"method.name {name!r}"
-    reward = own.reward(plugin._replace(value=reward), where)
+    setting = f"method.name {name!r}"
+    reward = own.reward(plugin._replace(value=reward), setting)
     if system.measures:
       measure = own.judge(
-        plugin._replace(value=measure), where, system.measures
+        plugin._replace(value=measure), setting, system.measures
       )
     if steps:
-      steps = own.steps(plugin._replace(value=steps), where)
+      steps = own.steps(plugin._replace(value=steps), setting)
     if turns:
-      turns = own.turns(plugin._replace(value=turns), where)
+      turns = own.turns(plugin._replace(value=turns), setting)
   if function := config.reward.function:
     loaded = plugins.load(
       function,

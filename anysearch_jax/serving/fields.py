@@ -371,29 +371,32 @@ def parse_request(
 
 def _refusal(error: pydantic.ValidationError) -> RequestError:
   """Returns the first error of a body as a sentence."""
-  first, *_ = error.errors(include_url=False, include_context=False)
-  path = [name for name in first["loc"] if name != "type"]
+  first_error, *_ = error.errors(include_url=False, include_context=False)
+  path = [name for name in first_error["loc"] if name != "type"]
   # For an item of a list, the list is named: the path ends before the index.
   indices = [i for i, name in enumerate(path) if isinstance(name, int)]
   param = ".".join(map(str, path[: indices[0] if indices else None]))
   if not param:
     return RequestError(
       400,
-      f"Found a body that is no JSON object ({first['msg']}), expected one.",
+      f"Found a body that is no JSON object ({first_error['msg']}), expected "
+      "one.",
     )
-  if first["type"] == "missing":
+  if first_error["type"] == "missing":
     return RequestError(
       400, f"{param}: found nothing, expected a value.", param=param
     )
-  if first["type"] == "extra_forbidden":
+  if first_error["type"] == "extra_forbidden":
     return refuse(
       param,
-      first["input"],
+      first_error["input"],
       "no such field: this service does not know or offer it, and stores "
       "nothing between requests",
       code="unsupported_parameter",
     )
-  return refuse(param, first["input"], _PYDANTIC_WORDS.sub("", first["msg"]))
+  return refuse(
+    param, first_error["input"], _PYDANTIC_WORDS.sub("", first_error["msg"])
+  )
 
 
 def _model(request: Request, served: Served) -> tuple[str, int | None]:
@@ -404,8 +407,8 @@ def _model(request: Request, served: Served) -> tuple[str, int | None]:
   names = (served.model, "anysearch")
   if model in names:
     return model, None
-  name, at, budget = model.rpartition("@")
-  if not at or name not in names:
+  name, separator, budget = model.rpartition("@")
+  if not separator or name not in names:
     expected = f"{served.model!r} (or '{served.model}@3' for a budget of 3)"
     raise refuse("model", model, expected, status=404, code="model_not_found")
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:

@@ -85,16 +85,18 @@ def read(path: pathlib.Path) -> tuple[Key, ...]:
 
 
 def _key(path: pathlib.Path, name: str, values: Any) -> Key:
-  where = f"--keys={path}: key {name!r}"
+  location = f"--keys={path}: key {name!r}"
   settings_of_key = values if isinstance(values, Mapping) else {}
   # Checked first; the error omits the value, which may be the key itself.
   if not re.fullmatch(r"[0-9a-f]{64}", str(settings_of_key.get("sha256"))):
     raise ValueError(
-      f"{where}: sha256 is not one, expected 64 hexadecimal digits (--new_key "
-      "writes them)."
+      f"{location}: sha256 is not one, expected 64 hexadecimal digits "
+      "(--new_key writes them)."
     )
-  key = settings.from_dict(Key, {**settings_of_key, "name": name}, path=where)
-  settings.check(key, where)
+  key = settings.from_dict(
+    Key, {**settings_of_key, "name": name}, path=location
+  )
+  settings.check(key, location)
   return key
 
 

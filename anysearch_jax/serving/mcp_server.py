@@ -170,8 +170,8 @@ class Service:
 
   async def drain(self, seconds: float) -> None:
     """Waits at most `seconds` for the calls that are under way."""
-    end = time.monotonic() + seconds
-    while self._under_way and time.monotonic() < end:
+    deadline = time.monotonic() + seconds
+    while self._under_way and time.monotonic() < deadline:
       await asyncio.sleep(_POLL_SECONDS)
 
   async def answer(
