@@ -104,7 +104,7 @@ def open_agent(prepared: Prepared) -> Iterator[agent_lib.Agent]:
       retriever,
       config=config.episode,
       slots=config.engine.slots,
-      known=examples,
+      examples=examples,
       corpus=examples[0].corpus if examples else "",
       scaffold=config.evaluation.scaffold,
       passages=passages,

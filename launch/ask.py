@@ -203,7 +203,7 @@ def chat(
       )
       documents = reply.documents
       # Its citations number passages that the next episode has not shown.
-      if answer := citations.without(reply.answer):
+      if answer := citations.without_marks(reply.answer):
         turns += [("user", line), ("assistant", answer)]
 
 

@@ -44,13 +44,13 @@ class WorldSource(typing.NamedTuple):
     return self.world.questions(split, count, seed)
 
   def evaluation_questions(
-    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+    self, datasets: Sequence[str] = (), per_dataset: int = 0, *, split: str = ""
   ) -> list[types.Question]:
     """Returns evaluation questions; a smaller set is a prefix of a larger one.
 
     Args:
       datasets: "world" or nothing, because the world is the only dataset.
-      each: number of questions of each dataset; 0 returns 1000 (600 of "dev").
+      per_dataset: number of questions of each dataset; 0 returns 1000 (600 of "dev").
       split: a split of the world; "" is "held-out".
 
     Raises:
@@ -61,7 +61,7 @@ class WorldSource(typing.NamedTuple):
         f"Dataset {min(unknown)!r}: data.source 'world' has only 'world'; "
         "prepared ones need data.source=prepared and data.path."
       )
-    return self.world.evaluation_questions(each, split or "held-out")
+    return self.world.evaluation_questions(per_dataset, split or "held-out")
 
 
 def source(config: config_lib.ExperimentConfig) -> Source:

@@ -176,7 +176,7 @@ def score_group(
   if isinstance(group, OfficialGroup):
     accepted = group.official_answers or group.golden_answers
     official_scores = [
-      official_scoring.named(
+      official_scoring.by_name(
         official_scoring.score(group.dataset, verdict.answer, accepted)
       )
       for verdict in verdicts

@@ -183,7 +183,7 @@ def _serve_http(
         prices=agents.prices(config),
       ),
       guard=guard,
-      most=f.queue,
+      max_questions=f.queue,
     )
     http_server.serve(
       service.create_app(http_service),

@@ -79,7 +79,7 @@ def rows(chosen, config, folder, questions=None):
       config.evaluation,
       played_evaluation.playing(config),
       player=player,
-      questions=questions or source.evaluation_questions(each=3),
+      questions=questions or source.evaluation_questions(per_dataset=3),
       retriever=source.retriever,
       folder=folder,
     )

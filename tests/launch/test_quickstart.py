@@ -70,8 +70,8 @@ def test_what_needs_no_training_runs_beside_the_first_one():
 
 def test_fewer_questions_are_inside_more_and_mixed_alike():
   source = parts.source(launch_flags.load_config("configs/quickstart.py"))
-  many = source.evaluation_questions(each=1000)
-  few = source.evaluation_questions(each=300)
+  many = source.evaluation_questions(per_dataset=1000)
+  few = source.evaluation_questions(per_dataset=300)
   assert [q.id for q in few] == [q.id for q in many[:300]]
   assert len({q.id for q in many}) == 1000
   hops = [np.mean([q.metadata["hops"] for q in each]) for each in (few, many)]

@@ -167,7 +167,7 @@ def test_questions_of_a_function(write):
   assert len(stream) == 5 and {q.id for q in [*stream][:3]} == {
     f"train/{n}" for n in range(3)
   }
-  assert [q.id for q in source.evaluation_questions(each=2)] == [
+  assert [q.id for q in source.evaluation_questions(per_dataset=2)] == [
     "test/0",
     "test/1",
   ]

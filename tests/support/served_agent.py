@@ -53,7 +53,7 @@ def served(
     retriever or scripted.Retriever({"emma": [EMMA, PAGE]}),
     config=config,
     slots=slots,
-    known=[types.Question("q1", "Who wrote Emma?", ("Jane",))],
+    examples=[types.Question("q1", "Who wrote Emma?", ("Jane",))],
   )
   with agent:
     made = service.Service(agent, served, **kwargs)
