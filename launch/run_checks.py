@@ -96,7 +96,9 @@ class Checks:
     """Architecture and tokenizer; of the weights only the headers are read."""
     a, codec = policies.describe(self.config)
     stored = tensor_files.headers(self.config.policy)
-    expected = {name for row in table.base_rows(a) for name in row.tensor_names()}
+    expected = {
+      name for row in table.base_rows(a) for name in row.tensor_names()
+    }
     if missing := sorted(expected - stored.keys()):
       raise ValueError(
         f"{self.config.policy}: lacks tensor {missing[0]!r} ({len(missing)} in "
