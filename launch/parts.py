@@ -50,7 +50,7 @@ class WorldSource(typing.NamedTuple):
 
     Args:
       datasets: "world" or nothing, because the world is the only dataset.
-      per_dataset: number of questions of each dataset; 0 returns 1000 (600 of "dev").
+      per_dataset: number of questions; 0 returns 1000 (600 of "dev").
       split: a split of the world; "" is "held-out".
 
     Raises:
