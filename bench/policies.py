@@ -35,7 +35,7 @@ _BUDGETS = 5
 _SCORED = 0.22
 
 
-def weights_of(
+def random_weights(
   a: architecture_lib.Architecture,
   *,
   dtype: Any = jnp.float32,
@@ -65,7 +65,7 @@ def weights_of(
   return jax.jit(fresh, out_shardings=where)()
 
 
-class Invented:
+class InventedRetriever:
   """Answers every search with three passages of about 195 words."""
 
   async def search(
@@ -76,7 +76,7 @@ class Invented:
     return [types.Passage(str(i), f'"{i}"', text) for i in range(request.k)]
 
 
-class Words(tokenizer_lib.Tokenizer):
+class WordTokenizer(tokenizer_lib.Tokenizer):
   """A tokenizer of invented words, for policies with random weights.
 
   Most ids are words. Some are a whole search or a whole answer, so that a
@@ -133,16 +133,16 @@ def play(
   )
 
 
-def trajectories(rollout: driver.Rollout) -> list[types.Trajectory]:
+def all_trajectories(rollout: driver.Rollout) -> list[types.Trajectory]:
   return [t for group in rollout.groups for t in group.trajectories]
 
 
-def generated(rollout: driver.Rollout) -> int:
+def generated_tokens(rollout: driver.Rollout) -> int:
   """Returns the number of sampled tokens of a rollout."""
-  return sum(t.generated_tokens for t in trajectories(rollout))
+  return sum(t.generated_tokens for t in all_trajectories(rollout))
 
 
-def prepared(
+def engine_weights(
   params: decoder.Params, a: architecture_lib.Architecture, dtype: Any
 ) -> decoder.Params:
   """Returns weights as the engine prepares them for one device."""
@@ -158,7 +158,7 @@ class Decoder:
     a: the policy's architecture, with its adapters.
     engine: `slots` rows are decoded, `decode_steps` tokens a call.
     dtype: of weights, keys and values.
-    params: weights as `prepared` returns them.
+    params: weights as `engine_weights` returns them.
   """
 
   def __init__(
@@ -286,7 +286,7 @@ def measure_steps(
     The median's seconds, and what a step has to compute, read and write.
   """
   mesh = placement.Placement.of(lora.attach(a, config.lora), config).trainer
-  params = weights_of(
+  params = random_weights(
     a,
     dtype=config.lora.base_dtype if config.lora.rank else "float32",
     where=sharding.shardings(a, mesh),

@@ -100,7 +100,9 @@ def main(argv: Sequence[str]) -> None:
         "of other settings. Name another folder, or remove it."
       )
     made = stored or config_settings.to_dict(config)
-    journal.claim(folder, {"config.json": made, "provenance.json": played})
+    journal.claim_folder(
+      folder, {"config.json": made, "provenance.json": played}
+    )
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)

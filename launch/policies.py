@@ -386,7 +386,7 @@ def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
         f"--scripted={name}: it knows the generated world only; expected "
         "data.source 'world'."
       )
-    made = expert_policy.named(name, source.world)
+    made = expert_policy.from_name(name, source.world)
     return lambda config, source: made
   names = ", ".join(expert_policy.NAMES)
   return plugins.load(

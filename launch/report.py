@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
   for source in sources:
     if source.run is not None and source.run not in runs.values():
       runs[source.label] = source.run
-  home = loading.home(sources[0])
+  home = loading.report_folder(sources[0])
   output = pathlib.Path(f.output or home / "report" / "report.html")
   evaluated = [source for source in sources if source.folders]
   rows = [
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
     trajectories.Sample(row.label, row.episodes, loading.decoder(s.folders[0]))
     for row, s in zip(rows, evaluated, strict=True)
   ]
-  recorded = [loading.recorded(*named) for named in runs.items()]
+  recorded = [loading.recorded_rollouts(*named) for named in runs.items()]
   recorded = [sample for sample in recorded if sample.episodes]
   try:
     told = page.write(
@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> None:
     if not source.folders:
       print(
         f"{source.label} has no evaluation yet; the page shows its training. "
-        f"{loading.how_to_evaluate(loading.home(source))}"
+        f"{loading.how_to_evaluate(loading.report_folder(source))}"
       )
   if rows:
     print(tables.to_text(study_tables.overview(measured.rows)))

@@ -316,7 +316,7 @@ def judge_file(f: flags.FlagValues) -> None:
     ) as rows,
   ):
     left = (x for x in journal.read(source) if places[key(x)] not in rows)
-    loop.run(harness.each(left, judge, at_once=_CALLS))
+    loop.run(harness.run_each(left, judge, at_once=_CALLS))
     if failed:
       raise ValueError(
         f"--judge: found no verdict on {len(failed)} of {len(places)} answers "

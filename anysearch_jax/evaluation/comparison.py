@@ -29,8 +29,8 @@ class Pairs:
   Attributes:
     ours, theirs: P scored episodes each, in the same order.
     failed: number of pairs left out because one of the episodes failed.
-    unpaired: number of episodes that only one of the rows has, or that have no
-      training to be matched with.
+    unpaired: number of episodes that only one of the rows has, or for whose
+      training the other row has no match.
   """
 
   ours: columns.Columns
@@ -45,94 +45,137 @@ class Pairs:
 def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
   """Pairs two rows by question, budget and seed.
 
-  Budgets and seeds that only one row has are left out. Raises ValueError if
-  there is no common budget and seed, or if each row has questions that the
-  other lacks: a difference of accuracies would then compare questions.
+  Budgets and seeds that only one row has are left out.
+
+  Raises:
+    ValueError: there is no common budget and seed; or each row has questions
+      that the other lacks, so that a difference of accuracies would compare
+      questions.
   """
-  left, right = ours.columns, theirs.columns
-  cells = _codes([(c.budget, c.seed) for c in (left, right)])
-  common = np.intersect1d(cells[0], cells[1])
-  if not len(common):
+  left = ours.columns
+  right = theirs.columns
+  left_cells, right_cells = _codes(
+    (left.budget, left.seed), (right.budget, right.seed)
+  )
+  common_cells = np.intersect1d(left_cells, right_cells)
+  if not len(common_cells):
     raise ValueError(
       f"{ours.label!r} and {theirs.label!r} have no budget and seed in common; "
       "evaluate both at the same budgets with the same seeds."
     )
-  left, right = (
-    c.where(np.isin(cell, common))
-    for c, cell in zip((left, right), cells, strict=True)
-  )
-  mine, others = (set(c.ids[np.unique(c.question)]) for c in (left, right))
-  if not (mine <= others or others <= mine):
+  left = left.where(np.isin(left_cells, common_cells))
+  right = right.where(np.isin(right_cells, common_cells))
+  our_ids = set(left.ids[np.unique(left.question)])
+  their_ids = set(right.ids[np.unique(right.question)])
+  if not (our_ids <= their_ids or their_ids <= our_ids):
     raise ValueError(
       f"{ours.label!r} and {theirs.label!r} were measured on different "
-      f"questions: {len(mine - others)} only in the first, "
-      f"{len(others - mine)} only in the second, {len(mine & others)} in both. "
+      f"questions: {len(our_ids - their_ids)} only in the first, "
+      f"{len(their_ids - our_ids)} only in the second, "
+      f"{len(our_ids & their_ids)} in both. "
       "Expected the same questions, or one set inside the other; evaluate "
       "both on the same questions."
     )
-  ids = np.union1d(left.ids, right.ids)
-  sides = [
-    (np.searchsorted(ids, c.ids)[c.question], c.budget, c.seed)
-    for c in (left, right)
-  ]
-  rows, keys = _matched(left, right, sides)
-  _, *found = np.intersect1d(
-    keys[0], keys[1], assume_unique=True, return_indices=True
-  )
-  first, second = (at[own] for at, own in zip(rows, found, strict=True))
-  order = np.lexsort((second, first))
-  unpaired = len(left) - len(np.unique(first))
-  unpaired += len(right) - len(np.unique(second))
-  left, right = left.where(first[order]), right.where(second[order])
-  kept = ~(left.ended("failed") | right.ended("failed"))
+  our_rows, their_rows = _match(left, right)
+  order = np.lexsort((their_rows, our_rows))
+  unpaired = len(left) - len(np.unique(our_rows))
+  unpaired += len(right) - len(np.unique(their_rows))
+  left = left.where(our_rows[order])
+  right = right.where(their_rows[order])
+  scored = ~(left.ended("failed") | right.ended("failed"))
   return Pairs(
-    left.where(kept), right.where(kept), int((~kept).sum()), unpaired
+    ours=left.where(scored),
+    theirs=right.where(scored),
+    failed=int((~scored).sum()),
+    unpaired=unpaired,
   )
 
 
-def _matched(
-  left: columns.Columns, right: columns.Columns, sides: list[tuple]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Returns the rows of each side, some repeated, and their unique keys."""
+def _match(
+  left: columns.Columns, right: columns.Columns
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the indices of paired episodes in each table, int `[P]` each.
+
+  An episode is matched by question, budget, seed and the rank of its training
+  among those of its seed.
+  """
+  left_rows, left_ranks, right_rows, right_ranks = _ranked(left, right)
+  ids = np.union1d(left.ids, right.ids)
+
+  def keys(table: columns.Columns, rows: np.ndarray, ranks: np.ndarray):
+    question = np.searchsorted(ids, table.ids)[table.question]
+    return question[rows], table.budget[rows], table.seed[rows], ranks
+
+  left_keys, right_keys = _codes(
+    keys(left, left_rows, left_ranks), keys(right, right_rows, right_ranks)
+  )
+  _, left_places, right_places = np.intersect1d(
+    left_keys, right_keys, assume_unique=True, return_indices=True
+  )
+  return left_rows[left_places], right_rows[right_places]
+
+
+def _ranked(
+  left: columns.Columns, right: columns.Columns
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Ranks the trainings of each seed, so that equal ranks can be matched.
+
+  Returns:
+    Of each table, the indices of its episodes, int; and their trainings' ranks.
+    The episodes of a single training are repeated, once for each rank of the
+    other table.
+  """
   shared = [name for name in left.runs if name in right.runs]
   rows: tuple[list[np.ndarray], ...] = ([], [])
   ranks: tuple[list[np.ndarray], ...] = ([], [])
   for seed in np.intersect1d(left.seed, right.seed):
-    own = []
-    for c in (left, right):
-      # Trainings that both rows have come first, and so are matched.
-      order = shared + [name for name in c.runs if name not in shared]
-      found = [
-        np.flatnonzero((c.seed == seed) & (c.run == c.runs.index(name)))
-        for name in order
-      ]
-      own.append([episodes for episodes in found if len(episodes)])
-    width = max(map(len, own))
-    for side, found in enumerate(own):
-      found = found * width if len(found) == 1 else found
-      for rank, episodes in enumerate(found):
+    sides = [_by_training(table, seed, shared) for table in (left, right)]
+    width = max(map(len, sides))
+    for side, trainings in enumerate(sides):
+      if len(trainings) == 1:
+        trainings *= width
+      for rank, episodes in enumerate(trainings):
         rows[side].append(episodes)
         ranks[side].append(np.full(len(episodes), rank))
-  chosen = [np.concatenate(parts) for parts in rows]
-  keys = _codes(
-    [
-      (*(column[at] for column in side), np.concatenate(rank))
-      for side, at, rank in zip(sides, chosen, ranks, strict=True)
-    ]
+  return (
+    np.concatenate(rows[0]),
+    np.concatenate(ranks[0]),
+    np.concatenate(rows[1]),
+    np.concatenate(ranks[1]),
   )
-  return chosen, keys
 
 
-def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-  """Maps tuples of values to integers, with equal codes on both sides."""
-  codes = [np.zeros(len(side[0]), dtype=np.int64) for side in sides]
-  for columns_ in zip(*sides, strict=True):
-    values = np.union1d(*columns_)
-    codes = [
-      code * len(values) + np.searchsorted(values, column)
-      for code, column in zip(codes, columns_, strict=True)
-    ]
-  return codes
+def _by_training(
+  table: columns.Columns, seed: int, first: Sequence[str]
+) -> list[np.ndarray]:
+  """Returns the indices of a seed's episodes by training, `first` ones first.
+
+  Trainings that both rows have come first, and so are matched.
+  """
+  names = [*first, *(name for name in table.runs if name not in first)]
+  trainings = [
+    np.flatnonzero((table.seed == seed) & (table.run == table.runs.index(name)))
+    for name in names
+  ]
+  return [episodes for episodes in trainings if len(episodes)]
+
+
+def _codes(
+  left: Sequence[np.ndarray], right: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Maps tuples of values to integers; equal tuples have equal codes.
+
+  `left` and `right` hold one array for each item of the tuples.
+  """
+  left_code = np.zeros(len(left[0]), dtype=np.int64)
+  right_code = np.zeros(len(right[0]), dtype=np.int64)
+  for left_column, right_column in zip(left, right, strict=True):
+    values = np.union1d(left_column, right_column)
+    left_code *= len(values)
+    left_code += np.searchsorted(values, left_column)
+    right_code *= len(values)
+    right_code += np.searchsorted(values, right_column)
+  return left_code, right_code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,26 +213,36 @@ def compare(pairs: Pairs) -> list[Comparison]:
   Episodes weigh alike, whatever their dataset.
   """
   budgets = [int(b) for b in np.unique(pairs.ours.budget)]
-  used = [b for b in budgets if b]
-  cells = [(b, [b]) for b in budgets] + ([(None, used)] if used else [])
+  pools: list[tuple[int | None, list[int]]] = [(b, [b]) for b in budgets]
+  with_searches = [b for b in budgets if b]
+  if with_searches:
+    pools.append((None, with_searches))
   names = ("accuracy", "tp")
-  sums = [measures.sums(side, names) for side in (pairs.ours, pairs.theirs)]
+  our_sums = measures.sums(pairs.ours, names)
+  their_sums = measures.sums(pairs.theirs, names)
   table = []
-  for budget, pool in cells:
-    found = (
-      side.linearised(names, np.isin(side.budgets, pool)[None]) for side in sums
+  for budget, pool in pools:
+    difference = inference.minus(
+      our_sums.linearised(names, np.isin(our_sums.budgets, pool)[None]),
+      their_sums.linearised(names, np.isin(their_sums.budgets, pool)[None]),
     )
-    accuracy, tp = inference.effects(inference.minus(*found))
+    accuracy, tp = inference.effects(difference)
     mask = np.isin(pairs.ours.budget, pool)
     wins = mask & (pairs.ours.em > pairs.theirs.em)
     losses = mask & (pairs.ours.em < pairs.theirs.em)
     unused = losses & (pairs.ours.searches < pairs.ours.budget)
-    n, won, lost, early = (int(x.sum()) for x in (mask, wins, losses, unused))
     table.append(
       Comparison(
-        *(budget, n, won, lost, early, won - lost),
-        *(accuracy.estimate, tp.estimate),
-        *(accuracy.detectable, tp.detectable),
+        budget=budget,
+        n=int(mask.sum()),
+        wins=int(wins.sum()),
+        losses=int(losses.sum()),
+        losses_unused=int(unused.sum()),
+        net=int(wins.sum()) - int(losses.sum()),
+        difference=accuracy.estimate,
+        tp_difference=tp.estimate,
+        detectable=accuracy.detectable,
+        tp_detectable=tp.detectable,
       )
     )
   return table
@@ -237,61 +290,80 @@ def pairwise(
 ) -> tuple[Difference, ...]:
   """Compares every two rows, the earlier minus the later.
 
-  The rows have the same questions, see `pair`; `names` are keys of
-  `measures.MEASURES`. Lines are ordered by pair, dataset (all together first),
-  budget (all together first) and measure. One dataset has no lines of its own.
-  Raises as `pair`.
+  Lines are ordered by pair, dataset (all together first), budget (all together
+  first) and measure. A single dataset has no lines of its own.
+
+  Args:
+    rows: rows with the same questions, see `pair`.
+    names: keys of `measures.MEASURES`.
+
+  Raises:
+    ValueError: two rows cannot be paired, see `pair`.
   """
-  found = [
+  lines = [
     line
     for ours, theirs in itertools.combinations(rows, 2)
-    for line in _compared(ours, theirs, names)
+    for line in _compare_pair(ours, theirs, names)
   ]
+  # Holm's correction within each family, see `Difference.adjusted`.
   families: dict[tuple, list[int]] = {}
-  for place, line in enumerate(found):
-    level = line.measure, line.dataset is None, line.budget is None
-    families.setdefault(level, []).append(place)
-  for places in families.values():
-    p = np.array([found[i].p for i in places], dtype=np.float64)
-    for i, adjusted in zip(places, inference.holm(p).tolist(), strict=True):
-      if found[i].p is not None:
-        found[i] = dataclasses.replace(found[i], adjusted=adjusted)
-  return tuple(found)
+  for i, line in enumerate(lines):
+    family = line.measure, line.dataset is None, line.budget is None
+    families.setdefault(family, []).append(i)
+  for indices in families.values():
+    p = np.array([lines[i].p for i in indices], dtype=np.float64)
+    for i, adjusted in zip(indices, inference.holm(p).tolist(), strict=True):
+      if lines[i].p is not None:
+        lines[i] = dataclasses.replace(lines[i], adjusted=adjusted)
+  return tuple(lines)
 
 
-def _compared(
+def _compare_pair(
   ours: metrics.Row, theirs: metrics.Row, names: Sequence[str]
 ) -> list[Difference]:
+  """Returns the lines of `pairwise` for two rows."""
   pairs = pair(ours, theirs)
   if not len(pairs):
     return []
-  first, second = (
-    measures.sums(side, names) for side in (pairs.ours, pairs.theirs)
-  )
-  budgets = np.array(first.budgets)
+  our_sums = measures.sums(pairs.ours, names)
+  their_sums = measures.sums(pairs.theirs, names)
+  budgets = np.array(our_sums.budgets)
   # The first pool is of all B >= 1.
   pools = np.concatenate([budgets[None] >= 1, np.eye(len(budgets), dtype=bool)])
-  parts = [
-    inference.minus(a.linearised(names, pools), b.linearised(names, pools))
-    for a, b in zip(first.by_dataset(), second.by_dataset(), strict=True)
-  ]
-  several = len(parts) > 1
-  shown = [inference.average(parts), *(parts if several else ())]
-  effects = [effect for part in shown for effect in inference.effects(part)]
-  sets = [None, *(first.datasets if several else ())]
-  by_set = {None: pairs.ours} | columns.by_dataset(pairs.ours)
-  cells = [
-    (dataset, budget, int((at >= 1 if budget is None else at == budget).sum()))
-    for dataset, budget in itertools.product(sets, (None, *first.budgets))
-    for at in [by_set[dataset].budget]
-  ]
-  return [
-    Difference(
-      *(ours.label, theirs.label, name, *cell),
-      (len(first.runs), len(second.runs)),
-      *(effect.estimate, effect.detectable, effect.p),
+  by_dataset = [
+    inference.minus(
+      our_part.linearised(names, pools), their_part.linearised(names, pools)
     )
-    for (cell, name), effect in zip(
-      itertools.product(cells, names), effects, strict=True
+    for our_part, their_part in zip(
+      our_sums.by_dataset(), their_sums.by_dataset(), strict=True
     )
   ]
+  differences = [inference.average(by_dataset)]
+  datasets: list[str | None] = [None]
+  if len(by_dataset) > 1:
+    differences += by_dataset
+    datasets += our_sums.datasets
+  tables = {None: pairs.ours} | columns.by_dataset(pairs.ours)
+  effects = itertools.chain.from_iterable(map(inference.effects, differences))
+  trainings = len(our_sums.runs), len(their_sums.runs)
+  lines = []
+  for dataset, budget in itertools.product(datasets, (None, *our_sums.budgets)):
+    played = tables[dataset].budget
+    in_pool = played >= 1 if budget is None else played == budget
+    for name in names:
+      effect = next(effects)
+      lines.append(
+        Difference(
+          ours=ours.label,
+          theirs=theirs.label,
+          measure=name,
+          dataset=dataset,
+          budget=budget,
+          n=int(in_pool.sum()),
+          trainings=trainings,
+          estimate=effect.estimate,
+          detectable=effect.detectable,
+          p=effect.p,
+        )
+      )
+  return lines

@@ -157,7 +157,7 @@ def _play(
   async def play_all() -> None:
     left = (place for place in grid.order() if place not in rows)
     with inflight.watched():
-      await each(left, play, at_once=playing.slots)
+      await run_each(left, play, at_once=playing.slots)
 
   try:
     loop.run(play_all())
@@ -167,7 +167,7 @@ def _play(
       _log.warning("%d episodes failed: %s", len(failed), why)
 
 
-async def each(
+async def run_each(
   jobs: Iterable[_Job], work: Callable[[_Job], Awaitable[None]], *, at_once: int
 ) -> None:
   """Runs `work` on every job, `at_once` at a time; draws jobs lazily."""

@@ -140,7 +140,7 @@ def parse(
   lines: Iterable[str | bytes],
   *,
   source: str,
-  of: str = "episode",
+  row_kind: str = "episode",
   advice: str = "Evaluate this row again.",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields where a line is, for messages, and its JSON object.
@@ -158,7 +158,7 @@ def parse(
     except (ValueError, RecursionError) as error:
       raise ValueError(
         f"{where}: found text that is not JSON ({error}); "
-        f"expected one {of} a line. {advice}"
+        f"expected one {row_kind} a line. {advice}"
       ) from error
     if not isinstance(row, dict):
       raise ValueError(
@@ -180,7 +180,9 @@ def _decoded(line: str | bytes) -> Any:
     return json.loads(line)
 
 
-def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+def claim_folder(
+  folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]
+) -> None:
   """Writes what a folder's rows are of, or checks it against the folder.
 
   The folder is made if it is missing. `files` has the JSON values that identify

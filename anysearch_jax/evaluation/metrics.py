@@ -84,7 +84,9 @@ class Row:
   @functools.cached_property
   def columns(self) -> columns.Columns:
     """All episodes as arrays."""
-    return columns.of(self.episodes) if self.table is None else self.table
+    return (
+      columns.as_columns(self.episodes) if self.table is None else self.table
+    )
 
   @functools.cached_property
   def whole(self) -> Part:

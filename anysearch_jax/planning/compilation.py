@@ -74,7 +74,7 @@ class Part:
     return not self.refused and self.total <= target.capacity
 
 
-def compiled(
+def compile_program(
   program: programs_lib.Program,
   target: targets.Target,
   **options: Any,
@@ -150,7 +150,7 @@ def measure(
     jax.errors.JaxRuntimeError: the compiler failed for another reason than
       memory.
   """
-  executable, needed = compiled(program, target)
+  executable, needed = compile_program(program, target)
   platform = target.hardware.platform
   if executable is None:
     assert needed is not None  # The compiler said what it needs.
@@ -171,7 +171,7 @@ def measure(
     name=program.name,
     devices=len(devices(program)),
     kinds=kinds(program),
-    held=held(program, together),
+    held=held_by_others(program, together),
     offloaded=offloaded(program, together),
     arguments=arguments,
     temporary=temporary,
@@ -212,7 +212,7 @@ def hand_over(
     name=program.name,
     devices=len(devices(program)),
     kinds=kinds(program),
-    held=held(program, together),
+    held=held_by_others(program, together),
     arguments=weights,
     temporary=cast,
     peak=cast + weights,
@@ -225,7 +225,7 @@ def kinds(program: programs_lib.Program) -> dict[str, int]:
   return {name: size for name, size in found.items() if size}
 
 
-def held(
+def held_by_others(
   program: programs_lib.Program, together: Iterable[programs_lib.Program]
 ) -> dict[str, int]:
   """Returns the bytes, by kind, that other programs keep on a device meanwhile.

@@ -391,7 +391,7 @@ def _mark_phases(
       _note(axes, text, (phase2, 1.0), (shift, 2), xycoords=where, ha=side)
 
 
-def of(study: study_lib.Study) -> dict[str, Any]:
+def page_figures(study: study_lib.Study) -> dict[str, Any]:
   """Returns every figure of the page, by its name in the template.
 
   `groups` are those of rows that are drawn together, `histories` a list; the
@@ -440,7 +440,7 @@ def of(study: study_lib.Study) -> dict[str, Any]:
 
 
 @_styled
-def alone(rows: Sequence[metrics.Row], *, trained: int) -> str:
+def standalone_file(rows: Sequence[metrics.Row], *, trained: int) -> str:
   """Returns an SVG file with accuracy and mean searches of each row.
 
   Colours and markers are those of the report; budgets above `trained`, the

@@ -42,14 +42,14 @@ def sources(item: str) -> list[Source]:
   """Finds the rows that an unlabelled command-line argument names.
 
   Args:
-    item: text for `named`; the folders are evaluations, or runs with
+    item: text for `parse_item`; the folders are evaluations, or runs with
       `evaluation/<name>/` inside. Evaluations with equal labels form one row.
 
   Raises:
     ValueError: a folder does not exist, or is neither an evaluation nor a run;
       or only some of the folders have an evaluation.
   """
-  label, paths = named(item)
+  label, paths = parse_item(item)
   inside = {path: evaluations(path) for path in paths}
   if not any(inside.values()):
     return [Source(label or paths[0].resolve().name, (), paths[0])]
@@ -66,7 +66,7 @@ def sources(item: str) -> list[Source]:
   ]
 
 
-def named(item: str) -> tuple[str, tuple[pathlib.Path, ...]]:
+def parse_item(item: str) -> tuple[str, tuple[pathlib.Path, ...]]:
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
   Both may contain `=` and `+`, see `launch.report`; only a folder on its own
@@ -139,7 +139,7 @@ def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
   return f"{base}, {folder.name}" if inside and folder.name != "plain" else base
 
 
-def home(source: Source) -> pathlib.Path:
+def report_folder(source: Source) -> pathlib.Path:
   """Returns the folder for a row's report: its run, or its evaluation."""
   return source.run or source.folders[0]
 
@@ -258,7 +258,9 @@ def load_training(label: str, folder: pathlib.Path) -> study.Training:
     )
   advice = "Remove the line if a crash cut it."
   with path.open("rb") as file:
-    lines = journal.parse(file, source=str(path), of="rollout", advice=advice)
+    lines = journal.parse(
+      file, source=str(path), row_kind="rollout", advice=advice
+    )
     records = {
       record.get("rollout", number): record
       for number, (_, record) in enumerate(lines)
@@ -270,7 +272,7 @@ def load_training(label: str, folder: pathlib.Path) -> study.Training:
   )
 
 
-def recorded(label: str, folder: pathlib.Path) -> trajectories.Sample:
+def recorded_rollouts(label: str, folder: pathlib.Path) -> trajectories.Sample:
   """Reads a run's last recorded rollouts, with rewards and advantages.
 
   The `seed` of an episode is the number of its rollout; trajectories without an

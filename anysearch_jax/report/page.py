@@ -36,7 +36,7 @@ def data(
   """Returns all that the page says in numbers and words, as plain JSON."""
   system = study.rows[0].columns if study.rows else None
   return {
-    "summary": summary.of(study),
+    "summary": summary.sentences(study),
     "system": study.system,
     "trained_budget": study.trained,
     "questions": len(set(system.question.tolist())) if system else 0,
@@ -48,7 +48,7 @@ def data(
       {
         "label": row.label,
         "index": study.index[row.label],
-        "lacks": study_lib.lacks(row, study.rows),
+        "lacks": study_lib.missing_cells(row, study.rows),
       }
       for row in study.rows
     ],
@@ -188,7 +188,7 @@ def write(
       long=_LONG,
       wide=_WIDE,
       series=figures.SERIES,
-      figures=figures.of(study),
+      figures=figures.page_figures(study),
       contents=[],
       trajectories=_TRAJECTORIES if browsed["entries"] else "",
     )
@@ -206,7 +206,9 @@ def write(
   files = pages | {f"{t.name}.csv": tables_lib.to_csv(t) for t in shown}
   files["report.json"] = json.dumps(told, indent=1, allow_nan=False) + "\n"
   if study.rows:
-    files["curves.svg"] = figures.alone(study.rows, trained=study.trained)
+    files["curves.svg"] = figures.standalone_file(
+      study.rows, trained=study.trained
+    )
   output.parent.mkdir(parents=True, exist_ok=True)
   for name, text in files.items():
     # A model may emit an unpaired surrogate, which UTF-8 cannot encode.

@@ -45,7 +45,7 @@ def know_optimum(rows: Sequence[metrics.Row]) -> bool:
   return any(not np.isnan(row.whole.table.optimum).all() for row in rows)
 
 
-def complete(
+def is_complete(
   row: metrics.Row, rows: Sequence[metrics.Row], at: Iterable[int] | None = None
 ) -> bool:
   """Whether a row has every (dataset, budget) that any of `rows` has.
@@ -59,14 +59,14 @@ def complete(
   return wanted <= set(row.cells)
 
 
-def lacks(row: metrics.Row, rows: Sequence[metrics.Row]) -> str:
+def missing_cells(row: metrics.Row, rows: Sequence[metrics.Row]) -> str:
   """Describes the budgets and datasets that only other rows have."""
   at = [str(b) for b in budgets(rows) if b not in budgets([row])]
   sets = [name for name in datasets(rows) if name not in datasets([row])]
   found = [f"B = {', '.join(at)}"] if at else []
   if sets:
     found.append(f"the sets {', '.join(sets)}" if len(sets) > 1 else sets[0])
-  if not found and not complete(row, rows):
+  if not found and not is_complete(row, rows):
     found.append("some sets at some budgets")
   return " and ".join(found)
 

@@ -23,7 +23,7 @@ from anysearch_jax.evaluation import (
 )
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report.study import Study
-from anysearch_jax.report.tables import Cell, Column, Table, make
+from anysearch_jax.report.tables import Cell, Column, Table, make_table
 
 _TABLES = study_lib.WORDS["tables"]
 _TIGHT = (4, 5, 6)  # Budgets of the paper's efficiency table.
@@ -108,7 +108,7 @@ def _table(
   title, note = (spec[part].format(**words) for part in ("title", "note"))
   heads = (Column(**column) for column in spec.get("columns", ()))
   kind = f"{kind}_{name}" if name else kind
-  return make(kind, title, note, spec["keys"], [*heads, *own], lines)
+  return make_table(kind, title, note, spec["keys"], [*heads, *own], lines)
 
 
 def _at_budgets(rows: _Rows, **how: Any) -> list[Column]:
@@ -127,7 +127,7 @@ def _cells(rows: _Rows) -> Iterator[_Line]:
       yield (dataset, budget, row.label), part
   for budget, row in itertools.product(budgets if len(sets) > 1 else (), rows):
     part = row.curve.points.get(budget)
-    if part and study_lib.complete(row, rows, [budget]):
+    if part and study_lib.is_complete(row, rows, [budget]):
       yield ("average", budget, row.label), part
 
 
@@ -142,9 +142,9 @@ def overview(rows: _Rows) -> Table:
         found: dict[Any, Any] = {
           budget: getattr(part, measure)
           for budget, part in row.curve.points.items()
-          if study_lib.complete(row, rows, [budget])
+          if study_lib.is_complete(row, rows, [budget])
         }
-        if study_lib.complete(row, rows):
+        if study_lib.is_complete(row, rows):
           found["mean"] = getattr(row.mean, measure)
         yield (title, row.label), found
       if measure == "accuracy" and known:
@@ -207,7 +207,7 @@ def _ablation(name: str, title: str, rows: _Rows) -> Table:
     found: dict[Any, Any] = {}
     for group, pool in pools.items():
       part = row.whole.over(pool)
-      if part.n and study_lib.complete(row, rows, pool):
+      if part.n and study_lib.is_complete(row, rows, pool):
         found |= {(group, m): getattr(part, m) for m in measures}
         found[group, "accuracy"] = Cell(*part.accuracy, n=part.n)
     return found
@@ -239,7 +239,7 @@ def _hops(rows: _Rows) -> Table:
   for row in rows:
     table = row.whole.table
     for hops, found in table.split(table.hops).items():
-      if hops != columns.NONE:
+      if hops != columns.UNKNOWN_HOPS:
         parts = metrics.Row("", table=found).by_budget
         shown = {b: Cell(*p.accuracy, n=p.n) for b, p in parts.items()}
         lines.append(((row.label, hops), shown))
@@ -368,7 +368,7 @@ def _areas(rows: _Rows) -> Iterator[_Line]:
     curves += [
       ("average", row.curve)
       for row in rows
-      if study_lib.complete(row, rows, study_lib.budgets([row]))
+      if study_lib.is_complete(row, rows, study_lib.budgets([row]))
     ]
   for dataset, curve in curves:
     if curve.area.value is not None:

@@ -13,7 +13,7 @@ _LEVEL = 0.05  # Of a difference that is called more or less.
 _TOLD = 4  # Rows that are named at once, at most.
 
 
-def of(study: study_lib.Study) -> tuple[str, str, str]:
+def sentences(study: study_lib.Study) -> tuple[str, str, str]:
   """Returns the three sentences.
 
   Differences are in exact match over all B >= 1 and all datasets. One is called
@@ -43,7 +43,7 @@ def _compared(rows: Sequence[metrics.Row]) -> str:
   sets = sorted({name for row in rows for name in row.columns.datasets})
   at = sorted({budget for row in rows for budget in row.by_budget})
   alike = len(set(asked)) == 1 and all(
-    study_lib.complete(row, rows) for row in rows
+    study_lib.is_complete(row, rows) for row in rows
   )
   number = _count(max(asked), "question")
   if len(rows) > 1:

@@ -1,7 +1,7 @@
 """A table: columns that measure lines, and its forms as text, CSV and JSON.
 
-A column is a heading, a format, and what it takes from each line; `make` fills
-the cells. The page draws the same value (`template.html`).
+A column is a heading, a format, and the value that it takes from each line;
+`make_table` fills the cells. The page draws the same value (`template.html`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Table:
   lines: tuple[Line, ...]
 
 
-def make(
+def make_table(
   name: str,
   title: str,
   note: str,

@@ -70,7 +70,7 @@ class ScriptedEngine:
 NAMES = ("optimum", "unknown_only", "everything")
 
 
-def named(
+def from_name(
   name: str, world: world_lib.World
 ) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of one of `NAMES`, and the tokenizer of its world.
@@ -81,10 +81,10 @@ def named(
   kind, _, price = name.partition(":")
   try:
     if name in ("everything", "unknown_only"):
-      thorough = optimum.Thorough(world, known=name == "everything")
-      return make(world, thorough)
+      thorough = optimum.Thorough(world, search_known=name == "everything")
+      return make_engine(world, thorough)
     if kind == "optimum":
-      return make(world, optimum.Optimum(world, price=float(price or 0)))
+      return make_engine(world, optimum.Optimum(world, price=float(price or 0)))
     raise ValueError("there is no such policy")
   except ValueError as error:
     raise ValueError(
@@ -93,7 +93,7 @@ def named(
     ) from error
 
 
-def make(
+def make_engine(
   world: world_lib.World, agent: optimum.Optimum
 ) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of an agent, and the tokenizer of its world.

@@ -74,7 +74,9 @@ def decode(notes: Notes) -> None:
   The floor of a step is to read every weight once and each row's cache.
   """
   a = _architecture(rehearse=notes.rehearse)
-  params = policies.prepared(policies.weights_of(a, dtype=_DTYPE), a, _DTYPE)
+  params = policies.engine_weights(
+    policies.random_weights(a, dtype=_DTYPE), a, _DTYPE
+  )
   steps, calls = (4, 2) if notes.rehearse else (32, 5)
 
   def measure(rows: int, context: int) -> Mapping[str, Any]:
@@ -157,8 +159,8 @@ def loop(notes: Notes) -> None:
       f"batch.max_micro_batches={questions * group}",
     ],
   )
-  params = policies.weights_of(a, dtype=config.lora.base_dtype)
-  start = hf.Policy(params, a, policies.Words(a.vocab_size))
+  params = policies.random_weights(a, dtype=config.lora.base_dtype)
+  start = hf.Policy(params, a, policies.WordTokenizer(a.vocab_size))
   learner = learner_lib.Learner(config, start)
   published = start._replace(
     params=learner.published(), architecture=learner.architecture
@@ -166,7 +168,7 @@ def loop(notes: Notes) -> None:
   sampler = engines.make(published, config, seed=config.seed)
   parts = driver.EpisodeParts(
     sampler,
-    policies.Invented(),
+    policies.InventedRetriever(),
     config.episode,
     start.tokenizer,
     systems.of_episode(config.episode),
@@ -194,14 +196,14 @@ def loop(notes: Notes) -> None:
         jax.block_until_ready(learner.published()), number + 1
       )
     )
-    episodes = policies.trajectories(rollout)
+    episodes = policies.all_trajectories(rollout)
     return {
       "sampled, s": played,
       "trained, s": trained,
       "handed over, s": handed,
       "failed episodes": sum(t.failed for t in episodes),
       "searches": sum(t.searches for t in episodes),
-      "generated tokens/s": policies.generated(rollout) / played,
+      "generated tokens/s": policies.generated_tokens(rollout) / played,
       "trained tokens/s": throughput.count(packed, learner.architecture).tokens
       / trained,
       "loss": values[-1]["loss/total"],
