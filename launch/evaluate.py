@@ -157,11 +157,11 @@ def _play(
     script = _interval(cell, len(e.seeds))
     if "official_em" in cell:
       script += " ({official_em} by the set's own script)".format(**cell)
+    budget = cell.get("caps", cell["budget"])
+    noun = "search" if cell["searches"] == 1 else "searches"
     print(
-      "{dataset} budget {of}: {em} of {n} right{script}, {searches} "
-      "searches, {failed} failed".format(
-        script=script, of=cell.get("caps", cell["budget"]), **cell
-      )
+      f"{cell['dataset']} budget {budget}: {cell['em']} of {cell['n']} right"
+      f"{script}, {cell['searches']} {noun}, {cell['failed']} failed"
     )
 
   used = summary["last_start"]["engine"]
