@@ -52,21 +52,21 @@ def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
       that the other lacks, so that a difference of accuracies would compare
       questions.
   """
-  left = ours.columns
-  right = theirs.columns
-  left_cells, right_cells = _codes(
-    (left.budget, left.seed), (right.budget, right.seed)
+  first = ours.columns
+  second = theirs.columns
+  first_cells, second_cells = _codes(
+    (first.budget, first.seed), (second.budget, second.seed)
   )
-  common_cells = np.intersect1d(left_cells, right_cells)
+  common_cells = np.intersect1d(first_cells, second_cells)
   if not len(common_cells):
     raise ValueError(
       f"{ours.label!r} and {theirs.label!r} have no budget and seed in common; "
       "evaluate both at the same budgets with the same seeds."
     )
-  left = left.where(np.isin(left_cells, common_cells))
-  right = right.where(np.isin(right_cells, common_cells))
-  our_ids = set(left.ids[np.unique(left.question)])
-  their_ids = set(right.ids[np.unique(right.question)])
+  first = first.where(np.isin(first_cells, common_cells))
+  second = second.where(np.isin(second_cells, common_cells))
+  our_ids = set(first.ids[np.unique(first.question)])
+  their_ids = set(second.ids[np.unique(second.question)])
   if not (our_ids <= their_ids or their_ids <= our_ids):
     raise ValueError(
       f"{ours.label!r} and {theirs.label!r} were measured on different "
@@ -76,83 +76,89 @@ def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
       "Expected the same questions, or one set inside the other; evaluate "
       "both on the same questions."
     )
-  our_rows, their_rows = _match(left, right)
+  our_rows, their_rows = _match(first, second)
   order = np.lexsort((their_rows, our_rows))
-  unpaired = len(left) - len(np.unique(our_rows))
-  unpaired += len(right) - len(np.unique(their_rows))
-  left = left.where(our_rows[order])
-  right = right.where(their_rows[order])
-  scored = ~(left.ended("failed") | right.ended("failed"))
+  unpaired = len(first) - len(np.unique(our_rows))
+  unpaired += len(second) - len(np.unique(their_rows))
+  first = first.where(our_rows[order])
+  second = second.where(their_rows[order])
+  scored = ~(first.ended("failed") | second.ended("failed"))
   return Pairs(
-    ours=left.where(scored),
-    theirs=right.where(scored),
+    ours=first.where(scored),
+    theirs=second.where(scored),
     failed=int((~scored).sum()),
     unpaired=unpaired,
   )
 
 
 def _match(
-  left: columns.Columns, right: columns.Columns
+  first: columns.Columns, second: columns.Columns
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the indices of paired episodes in each table, int `[P]` each.
 
   An episode is matched by question, budget, seed and the rank of its training
   among those of its seed.
   """
-  left_rows, left_ranks, right_rows, right_ranks = _ranked(left, right)
-  ids = np.union1d(left.ids, right.ids)
-
-  def keys(table: columns.Columns, rows: np.ndarray, ranks: np.ndarray):
-    question = np.searchsorted(ids, table.ids)[table.question]
-    return question[rows], table.budget[rows], table.seed[rows], ranks
-
-  left_keys, right_keys = _codes(
-    keys(left, left_rows, left_ranks), keys(right, right_rows, right_ranks)
+  first_rows, first_ranks, second_rows, second_ranks = _ranked(first, second)
+  ids = np.union1d(first.ids, second.ids)
+  first_question = np.searchsorted(ids, first.ids)[first.question]
+  second_question = np.searchsorted(ids, second.ids)[second.question]
+  first_keys, second_keys = _codes(
+    (
+      first_question[first_rows],
+      first.budget[first_rows],
+      first.seed[first_rows],
+      first_ranks,
+    ),
+    (
+      second_question[second_rows],
+      second.budget[second_rows],
+      second.seed[second_rows],
+      second_ranks,
+    ),
   )
-  _, left_places, right_places = np.intersect1d(
-    left_keys, right_keys, assume_unique=True, return_indices=True
+  _, first_places, second_places = np.intersect1d(
+    first_keys, second_keys, assume_unique=True, return_indices=True
   )
-  return left_rows[left_places], right_rows[right_places]
+  return first_rows[first_places], second_rows[second_places]
 
 
 def _ranked(
-  left: columns.Columns, right: columns.Columns
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  first: columns.Columns, second: columns.Columns
+) -> tuple[np.ndarray, ...]:
   """Ranks the trainings of each seed, so that equal ranks can be matched.
 
   Returns:
-    Of each table, the indices of its episodes, int; and their trainings' ranks.
-    The episodes of a single training are repeated, once for each rank of the
-    other table.
+    The indices of the first table's episodes and the ranks of their trainings,
+    then those of the second table. The episodes of a single training are
+    repeated, once for each rank of the other table.
   """
-  shared = [name for name in left.runs if name in right.runs]
-  rows: tuple[list[np.ndarray], ...] = ([], [])
-  ranks: tuple[list[np.ndarray], ...] = ([], [])
-  for seed in np.intersect1d(left.seed, right.seed):
-    sides = [_by_training(table, seed, shared) for table in (left, right)]
-    width = max(map(len, sides))
-    for side, trainings in enumerate(sides):
-      if len(trainings) == 1:
-        trainings *= width
-      for rank, episodes in enumerate(trainings):
-        rows[side].append(episodes)
-        ranks[side].append(np.full(len(episodes), rank))
-  return (
-    np.concatenate(rows[0]),
-    np.concatenate(ranks[0]),
-    np.concatenate(rows[1]),
-    np.concatenate(ranks[1]),
-  )
+  shared = [name for name in first.runs if name in second.runs]
+  arrays: tuple[list[np.ndarray], ...] = ([], [], [], [])
+  for seed in np.intersect1d(first.seed, second.seed):
+    first_trainings = _by_training(first, seed, shared)
+    second_trainings = _by_training(second, seed, shared)
+    if len(first_trainings) == 1:
+      first_trainings *= len(second_trainings)
+    elif len(second_trainings) == 1:
+      second_trainings *= len(first_trainings)
+    for rank, episodes in enumerate(first_trainings):
+      arrays[0].append(episodes)
+      arrays[1].append(np.full(len(episodes), rank))
+    for rank, episodes in enumerate(second_trainings):
+      arrays[2].append(episodes)
+      arrays[3].append(np.full(len(episodes), rank))
+  return tuple(map(np.concatenate, arrays))
 
 
 def _by_training(
-  table: columns.Columns, seed: int, first: Sequence[str]
+  table: columns.Columns, seed: int, shared: Sequence[str]
 ) -> list[np.ndarray]:
-  """Returns the indices of a seed's episodes by training, `first` ones first.
+  """Returns the indices of a seed's episodes, by training.
 
-  Trainings that both rows have come first, and so are matched.
+  The `shared` trainings, which both rows have, come first and so are matched.
   """
-  names = [*first, *(name for name in table.runs if name not in first)]
+  names = [*shared, *(name for name in table.runs if name not in shared)]
   trainings = [
     np.flatnonzero((table.seed == seed) & (table.run == table.runs.index(name)))
     for name in names
@@ -161,21 +167,21 @@ def _by_training(
 
 
 def _codes(
-  left: Sequence[np.ndarray], right: Sequence[np.ndarray]
+  first: Sequence[np.ndarray], second: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Maps tuples of values to integers; equal tuples have equal codes.
 
-  `left` and `right` hold one array for each item of the tuples.
+  `first` and `second` hold one array for each item of the tuples.
   """
-  left_code = np.zeros(len(left[0]), dtype=np.int64)
-  right_code = np.zeros(len(right[0]), dtype=np.int64)
-  for left_column, right_column in zip(left, right, strict=True):
-    values = np.union1d(left_column, right_column)
-    left_code *= len(values)
-    left_code += np.searchsorted(values, left_column)
-    right_code *= len(values)
-    right_code += np.searchsorted(values, right_column)
-  return left_code, right_code
+  first_code = np.zeros(len(first[0]), dtype=np.int64)
+  second_code = np.zeros(len(second[0]), dtype=np.int64)
+  for first_column, second_column in zip(first, second, strict=True):
+    values = np.union1d(first_column, second_column)
+    first_code *= len(values)
+    first_code += np.searchsorted(values, first_column)
+    second_code *= len(values)
+    second_code += np.searchsorted(values, second_column)
+  return first_code, second_code
 
 
 @dataclasses.dataclass(frozen=True)

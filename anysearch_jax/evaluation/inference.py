@@ -262,12 +262,12 @@ def minus(ours: Linear, theirs: Linear) -> Linear:
   our_only = [i for i, name in enumerate(ours.runs) if name not in shared]
   their_only = [i for i, name in enumerate(theirs.runs) if name not in shared]
 
-  def by_training(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    paired = left[our_pairs] - right[their_pairs]
-    return np.concatenate([paired, left[our_only], -right[their_only]])
+  def by_training(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    paired = first[our_pairs] - second[their_pairs]
+    return np.concatenate([paired, first[our_only], -second[their_only]])
 
-  def mean(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    return (left + right) / 2
+  def mean(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return (first + second) / 2
 
   def by_stratum(
     combine: Callable[..., np.ndarray], name: str

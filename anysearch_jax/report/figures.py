@@ -119,7 +119,7 @@ def _axes(title: str, x_label: str, y_label: str, axes: Any = None) -> Any:
 
 
 def _note(
-  axes: Any, text: str, point: Any, *, shift: tuple[float, float], **style: Any
+  axes: Any, text: str, point: Any, shift: tuple[float, float], **style: Any
 ) -> None:
   """Writes text beside a point of the axes, `shift` typographic points away."""
   axes.annotate(text, point, xytext=shift, textcoords="offset points", **style)
@@ -202,13 +202,11 @@ def against_budget(
     ends = [budgets[0], budgets[-1]]
     axes.plot(ends, ends, linewidth=0.8, **dotted)
     corner = (budgets[-1], budgets[-1])
-    style = {"ha": "right", "va": "top"}
-    _note(axes, "searches = B", corner, shift=(-14, 0), **style)
+    _note(axes, "searches = B", corner, (-14, 0), ha="right", va="top")
   optimum = _optimum(rows) if measure == "accuracy" else []
   if optimum:
     axes.plot(*zip(*optimum), linewidth=1.1, **dotted)
-    style = {"ha": "right", "va": "bottom"}
-    _note(axes, "optimum", optimum[-2:][0], shift=(-6, 3), **style)
+    _note(axes, "optimum", optimum[-2:][0], (-6, 3), ha="right", va="bottom")
   # Shift the rows slightly, so that their error bars do not overlap.
   step = 0.4 / max(SERIES, len(rows))
   lows = [0.0]  # Regret may be negative.
@@ -221,8 +219,8 @@ def against_budget(
   if budgets and budgets[-1] > trained:
     axes.axvspan(trained + 0.5, budgets[-1] + 0.4, color=_SHADE, zorder=0)
     top = (trained + budgets[-1] + 0.9) / 2, 1.0
-    style = {"xycoords": axes.get_xaxis_transform(), "ha": "center"}
-    _note(axes, "never trained", top, shift=(0, 0), **style)
+    transform = axes.get_xaxis_transform()
+    _note(axes, "never trained", top, (0, 0), xycoords=transform, ha="center")
 
 
 def _optimum(rows: Sequence[metrics.Curve]) -> list[tuple[int, float]]:
@@ -361,8 +359,14 @@ def sampling(run: study_lib.Training, *, name: str) -> markupsafe.Markup | None:
   for budget, count, top in zip(budgets, last_counts, tops, strict=True):
     if count > 0.03 * tops[-1]:  # A thinner band has no room for its label.
       middle = edges[-1], top - count / 2
-      style = {"va": "center", "annotation_clip": False}
-      _note(axes, f"B = {budget}", middle, shift=(4, 0), **style)
+      _note(
+        axes,
+        f"B = {budget}",
+        middle,
+        (4, 0),
+        va="center",
+        annotation_clip=False,
+      )
   _mark_phases(axes, rollouts[0], _phase2(run), margin=0.5)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   axes.set_ylim(bottom=0)
@@ -449,10 +453,8 @@ def _mark_phases(
   top = (phase2, 1.0)
   transform = axes.get_xaxis_transform()
   if phase2 > first:
-    style = {"xycoords": transform, "ha": "right"}
-    _note(axes, "Phase I", top, shift=(-3, 2), **style)
-  style = {"xycoords": transform, "ha": "left"}
-  _note(axes, "Phase II", top, shift=(3, 2), **style)
+    _note(axes, "Phase I", top, (-3, 2), xycoords=transform, ha="right")
+  _note(axes, "Phase II", top, (3, 2), xycoords=transform, ha="left")
 
 
 def page_figures(study: study_lib.Study) -> dict[str, Any]:

@@ -328,8 +328,13 @@ def _pairwise(
   name: str, title: str, differences: Sequence[comparison.Difference]
 ) -> Table:
   """Tabulates differences of every two rows with p values."""
-  # Columns of a measure, with their attributes of a difference.
-  attributes = {"detectable": "detectable", "p": "p", "p, Holm": "adjusted"}
+  # Columns of a measure, with the attribute of a difference that each shows.
+  attributes = {
+    "difference": "estimate",
+    "detectable": "detectable",
+    "p": "p",
+    "p, Holm": "adjusted",
+  }
   datasets = list(dict.fromkeys(d.dataset for d in differences))
   lines: dict[tuple, dict[tuple, Any]] = collections.defaultdict(dict)
 
@@ -339,22 +344,12 @@ def _pairwise(
   for d in sorted(differences, key=order):
     budget = "all ≥ 1" if d.budget is None else d.budget
     line = lines[d.dataset or "all", budget, f"{d.ours} − {d.theirs}"]
-    n = d.n if d.measure == "accuracy" else None
-    line[d.measure, ""] = Cell(*d.estimate, n=n)
     for attribute in attributes.values():
       line[d.measure, attribute] = getattr(d, attribute)
+    n = d.n if d.measure == "accuracy" else None
+    line[d.measure, "estimate"] = Cell(*d.estimate, n=n)
   columns = []
   for measure, (group, digits) in _HEADINGS.items():
-    columns.append(
-      Column(
-        "difference",
-        (measure, ""),
-        group,
-        digits,
-        signed=True,
-        optional=True,
-      )
-    )
     for heading, attribute in attributes.items():
       columns.append(
         Column(
@@ -362,6 +357,7 @@ def _pairwise(
           (measure, attribute),
           group,
           4 if heading.startswith("p") else digits,
+          signed=attribute == "estimate",
           optional=True,
         )
       )

@@ -132,14 +132,14 @@ def turn(
     context: the episode so far, with the searches of any agent.
   """
   start, *chain, _ = question.split()
-  found: dict[optimum.Fact, list[int]] = {}
+  found_values: dict[optimum.Fact, list[int]] = {}
   searches = _SEARCHED.findall(context)
   for entity, wording, results in searches:
     subject = agent.world.index[entity]
     if wording == world_lib.VERDICT:
       facts = [
         fact
-        for fact, values in found.items()
+        for fact, values in found_values.items()
         if fact[0] == subject and len(values) > 1
       ]
     else:
@@ -149,15 +149,19 @@ def turn(
         if wording in (relation.name, relation.alternative)
       ]
     names = values_of(passages_of(results), entity, (wording,))
-    found |= dict.fromkeys(facts, [agent.world.index[name] for name in names])
-  move = agent.moves(start, tuple(chain), budget - len(searches), found)[0]
+    found_values |= dict.fromkeys(
+      facts, [agent.world.index[name] for name in names]
+    )
+  move = agent.moves(start, tuple(chain), budget - len(searches), found_values)[
+    0
+  ]
   if move.fact:
     entity = agent.world.entities[move.fact[0]]
     return (
       f"<think> need {entity} {move.relation} ; </think> "
       f"<search> {entity} {move.wording} </search>"
     )
-  chances = agent.answers(start, tuple(chain), found)
+  chances = agent.answers(start, tuple(chain), found_values)
   value = agent.world.entities[int(chances.argmax())]
   return f"<think> found {value} ; </think> <answer> {value} </answer>"
 

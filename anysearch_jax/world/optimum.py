@@ -120,7 +120,7 @@ class Optimum:
     start: str,
     chain: Chain,
     searches: int,
-    found: Mapping[Fact, Sequence[int]],
+    found_values: Mapping[Fact, Sequence[int]],
   ) -> list[Move]:
     """Returns what the agent may do, the best first.
 
@@ -128,30 +128,32 @@ class Optimum:
       start: the entity at which the question starts.
       chain: the relations to follow.
       searches: number of searches that the agent may still make.
-      found: by fact that was searched, the values that were found: none after
-        a miss, two until the verdict is known, otherwise one.
+      found_values: for each searched fact, the values that were found: none
+        after a miss, two until the verdict is known, otherwise one.
     """
     if searches > self._max_searches:
       self._max_searches = searches
       self._reset_caches()
-    return self._moves(self.world.index[start], (), (), chain, searches, found)
+    return self._moves(
+      self.world.index[start], (), (), chain, searches, found_values
+    )
 
   def answers(
-    self, start: str, chain: Chain, found: Mapping[Fact, Sequence[int]]
+    self, start: str, chain: Chain, found_values: Mapping[Fact, Sequence[int]]
   ) -> np.ndarray:
     """Returns P(right answer) of each of the E entities, float `[E]`.
 
     Args:
       start: the entity at which the question starts.
       chain: the relations to follow.
-      found: by fact that was searched, the values that were found, see `moves`.
+      found_values: for each searched fact, the values, see `moves`.
     """
     chances = np.zeros(len(self.world.entities))
     chances[self.world.index[start]] = 1
     for name in chain:
       odds = self._odds[name]
       transition = odds.transition.copy()
-      for (entity, r), values in found.items():
+      for (entity, r), values in found_values.items():
         if values and r == world_lib.INDEX[name]:
           row = transition[entity - odds.subjects.start]
           row[:] = 0
@@ -168,15 +170,15 @@ class Optimum:
       1 if the answer is right, otherwise 0; the number of searches.
     """
     snapshot, start, chain, answer = _parse_question(self.world, name)
-    found: dict[Fact, tuple[int, ...]] = {}
+    found_values: dict[Fact, tuple[int, ...]] = {}
     for remaining in range(budget, -1, -1):
-      move = self.moves(start, chain, remaining, found)[0]
+      move = self.moves(start, chain, remaining, found_values)[0]
       if not move.fact:
         break
       query = f"{self.world.entities[move.fact[0]]} {move.wording}"
       results = visible_values(self.world, snapshot, query)
-      found[move.fact] = results[move.fact, move.wording]
-    right = self.answers(start, chain, found).argmax() == answer
+      found_values[move.fact] = results[move.fact, move.wording]
+    right = self.answers(start, chain, found_values).argmax() == answer
     return float(right), budget - remaining
 
   def _reset_caches(self) -> None:
@@ -199,7 +201,7 @@ class Optimum:
     doubts: _Doubts,
     chain: Chain,
     searches: int,
-    found: Mapping[Fact, Sequence[int]],
+    found_values: Mapping[Fact, Sequence[int]],
   ) -> list[Move]:
     """Follows the chain from an entity to where the agent has no value.
 
@@ -209,7 +211,7 @@ class Optimum:
       doubts: the doubtful ones of these hops.
       chain: the relations to follow.
       searches: number of searches that the agent may still make.
-      found: the values that were found, see `moves`.
+      found_values: the values that were found, see `moves`.
 
     Returns:
       The moves, the best first. Where two values were found, the chain of the
@@ -222,7 +224,7 @@ class Optimum:
       fact = entity, world_lib.INDEX[chain[hop]]
       facts = (*facts, fact)
       row_index = entity - odds.subjects.start
-      values = found.get(fact)
+      values = found_values.get(fact)
       missed = values is not None
       next_doubts = doubts
       if values:
@@ -237,7 +239,9 @@ class Optimum:
       if values:
         return max(
           (
-            self._moves(value, facts, next_doubts, chain, searches, found)
+            self._moves(
+              value, facts, next_doubts, chain, searches, found_values
+            )
             for value in values
           ),
           key=lambda moves: moves[0].value,
@@ -252,7 +256,7 @@ class Optimum:
         moves.append(Move(value))
       elif searches:
         fact = facts[target]
-        wording = _usual_wording(fact, fact in found)
+        wording = _usual_wording(fact, fact in found_values)
         if dict(doubts).get(target, "").lower() == _CHOICE:
           wording = world_lib.VERDICT
         moves.append(Move(value, fact, chain[target], wording))
@@ -421,7 +425,7 @@ class Thorough(Optimum):
     start: str,
     chain: Chain,
     searches: int,
-    found: Mapping[Fact, Sequence[int]],
+    found_values: Mapping[Fact, Sequence[int]],
   ) -> list[Move]:
     """Returns the agent's only move, without a value.
 
@@ -429,12 +433,12 @@ class Thorough(Optimum):
       start: the entity at which the question starts.
       chain: the relations to follow.
       searches: number of searches that the agent may still make.
-      found: by fact that was searched, the values, see `Optimum.moves`.
+      found_values: by fact that was searched, the values, see `Optimum.moves`.
     """
     entity = self.world.index[start]
     for name in chain if searches else ():
       fact = entity, world_lib.INDEX[name]
-      values = found.get(fact)
+      values = found_values.get(fact)
       memory = int(self.world.memory[fact])
       if values and len(values) == 1:
         entity = values[0]
