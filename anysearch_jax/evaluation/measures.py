@@ -57,12 +57,12 @@ MEASURES = {
   "cost": Measure("cost"),
   "regret": Measure("regret", "optimum_n", signed=True),
   "judged": Measure("judged", "judged_n", answers="judged_n", rate=True),
-  **{name: Measure(name, f"{name}_n") for name in columns.EVIDENCE},
 }
+MEASURES |= {name: Measure(name, f"{name}_n") for name in columns.EVIDENCE}
 # Quantities that are no column of the episodes.
 _DERIVED: dict[str, Callable[[columns.Columns], np.ndarray]] = {
   "n": lambda table: np.ones(len(table)),
-  "tool_em": lambda table: table.em * (table.budget >= 1),
+  "tool_em": lambda table: np.where(table.budget >= 1, table.em, 0.0),
   "tool_n": lambda table: (table.budget >= 1).astype(float),
   "unused": lambda table: table.budget - table.searches,
   "invalid": lambda table: table.ended("invalid").astype(float),

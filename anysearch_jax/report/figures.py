@@ -65,7 +65,9 @@ _STANDALONE_COLORS = {
   "currentColor": INK,
   "var(--rule)": "#80808066",
   "var(--shade)": "#8080802e",
-  **{f"var(--series-{i})": color for i, color in enumerate(COLORS)},
+}
+_STANDALONE_COLORS |= {
+  f"var(--series-{i})": color for i, color in enumerate(COLORS)
 }
 _WORDS = study_lib.WORDS
 # Logged quantities whose keys hold a user's name: prefix, suffix and title.

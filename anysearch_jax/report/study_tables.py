@@ -61,7 +61,7 @@ def tables(study: Study) -> list[Table]:
   ]
   # A star marks budgets that were never trained.
   curves = [
-    ((name, f"{budget}{'*' * (budget > study.trained)}", label), part)
+    ((name, f"{budget}*" if budget > study.trained else budget, label), part)
     for (name, budget, label), part in cells
   ]
   tables = [

@@ -442,9 +442,10 @@ def _split_index(split: str) -> int:
 
 def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
   """Draws distinct pronounceable names; none is a relation, as "river" is."""
-  letters = ("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "lnrs")
-  spellings = map("".join, itertools.product(*letters))
-  names = [name for name in spellings if name not in INDEX]
+  consonants = "bdfgklmnprstvz"
+  vowels = "aeiou"
+  letters = itertools.product(consonants, vowels, consonants, vowels, "lnrs")
+  names = [name for name in map("".join, letters) if name not in INDEX]
   return tuple(rng.choice(names, count, replace=False).tolist())
 
 
