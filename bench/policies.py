@@ -254,7 +254,7 @@ class Decoder:
   def cache_bytes(self, context: int) -> int:
     """Returns the bytes of keys and values that each step reads."""
     token_bytes = pages_lib.token_bytes(self.a, self._model.stored)
-    return round(self.rows * self.a.seen(context) * token_bytes)
+    return round(self.rows * self.a.mean_attended(context) * token_bytes)
 
 
 def train_examples(
