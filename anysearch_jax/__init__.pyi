@@ -115,10 +115,10 @@ import anysearch_jax.agent.events as events
 from anysearch_jax.evaluation.harness import Player as Player
 from anysearch_jax.evaluation.harness import Playing as Playing
 from anysearch_jax.evaluation.harness import evaluate as evaluate
-from anysearch_jax.evaluation.journal import claim as claim_folder
+from anysearch_jax.evaluation.journal import claim_folder as claim_folder
 from anysearch_jax.types import evaluation_address as evaluation_address
 from anysearch_jax.evaluation.journal import Journal as Journal
-from anysearch_jax.evaluation.harness import each as run_each
+from anysearch_jax.evaluation.harness import run_each as run_each
 from anysearch_jax.evaluation.journal import read as read_episodes
 
 # Statistics: sums over episodes, and their intervals.

@@ -29,43 +29,44 @@ from anysearch_jax.training import batching, placement, throughput
 from anysearch_jax.training import learner as learner_lib
 from bench import harness
 
-_BUDGETS = 5
-# Share of tokens that have a loss: what a search agent writes of its context,
-# so that logits are as many as there.
+_MAX_BUDGET = 5  # Episodes have budgets of 1 to 5 searches.
+# Share of tokens that have a loss. It is the share of its context that a search
+# agent writes, so the number of logits is realistic.
 _SCORED = 0.22
 
 
-def weights_of(
+def random_weights(
   a: architecture_lib.Architecture,
   *,
   dtype: Any = jnp.float32,
-  where: Any = None,
+  shardings: Any = None,
 ) -> decoder.Params:
   """Returns random weights; scales of norms are in float32.
 
   Args:
     a: the policy's architecture; adapters are included.
-    dtype: of the weights.
-    where: their shardings; None leaves the placement to JAX.
+    dtype: dtype of the weights.
+    shardings: shardings of the weights; None leaves the placement to JAX.
   """
   rows = table.rows(a)
 
-  def fresh() -> decoder.Params:
+  def draw() -> decoder.Params:
     keys = jax.random.split(jax.random.key(0), len(rows))
-    named = dict(zip((row.path for row in rows), keys, strict=True))
+    key_by_path = dict(zip((row.path for row in rows), keys, strict=True))
     return weights.tree(
       rows,
       lambda row: (
         jnp.full(row.shape, row.scale, jnp.float32)
         if row.init is None
-        else row.init * jax.random.normal(named[row.path], row.shape, dtype)
+        else row.init
+        * jax.random.normal(key_by_path[row.path], row.shape, dtype)
       ),
     )
 
-  return jax.jit(fresh, out_shardings=where)()
+  return jax.jit(draw, out_shardings=shardings)()
 
 
-class Invented:
+class InventedRetriever:
   """Answers every search with three passages of about 195 words."""
 
   async def search(
@@ -76,7 +77,7 @@ class Invented:
     return [types.Passage(str(i), f'"{i}"', text) for i in range(request.k)]
 
 
-class Words(tokenizer_lib.Tokenizer):
+class WordTokenizer(tokenizer_lib.Tokenizer):
   """A tokenizer of invented words, for policies with random weights.
 
   Most ids are words. Some are a whole search or a whole answer, so that a
@@ -87,7 +88,9 @@ class Words(tokenizer_lib.Tokenizer):
     self.vocab_size = vocab_size
     self.end_of_turn_ids = frozenset({0})
     self.control_tokens = ()
-    self._search, self._answer = (61, 63) if vocab_size < 2000 else (601, 1999)
+    # Multiples of these ids are a whole search or a whole answer.
+    self._search = 61 if vocab_size < 2000 else 601
+    self._answer = 63 if vocab_size < 2000 else 1999
 
   def encode(self, text: str) -> list[int]:
     return [
@@ -119,11 +122,18 @@ def play(
   group: int,
   rollout: int,
 ) -> driver.Rollout:
-  """Plays a group for each question, under budgets of 1 to 5 in turn."""
+  """Plays a group of episodes for each question, under budgets of 1 to 5.
+
+  Args:
+    questions: the questions; budgets rotate over them.
+    parts: the engine, the retriever and the environment.
+    group: number of episodes of a question.
+    rollout: number of the rollout, which addresses random draws.
+  """
   return loop.run(
     driver.run_groups(
       [
-        driver.Assignment(i, question, i % _BUDGETS + 1, False)
+        driver.Assignment(i, question, i % _MAX_BUDGET + 1, False)
         for i, question in enumerate(questions)
       ],
       parts,
@@ -133,19 +143,25 @@ def play(
   )
 
 
-def trajectories(rollout: driver.Rollout) -> list[types.Trajectory]:
+def all_trajectories(rollout: driver.Rollout) -> list[types.Trajectory]:
   return [t for group in rollout.groups for t in group.trajectories]
 
 
-def generated(rollout: driver.Rollout) -> int:
+def generated_tokens(rollout: driver.Rollout) -> int:
   """Returns the number of sampled tokens of a rollout."""
-  return sum(t.generated_tokens for t in trajectories(rollout))
+  return sum(t.generated_tokens for t in all_trajectories(rollout))
 
 
-def prepared(
+def engine_weights(
   params: decoder.Params, a: architecture_lib.Architecture, dtype: Any
 ) -> decoder.Params:
-  """Returns weights as the engine prepares them for one device."""
+  """Returns weights as the engine prepares them for one device.
+
+  Args:
+    params: weights of the policy.
+    a: the policy's architecture.
+    dtype: dtype of the engine's computations.
+  """
   engine = config_lib.EngineConfig()
   model = kv_store.make_model(engine, a, sharding.mesh(), dtype=dtype)
   return model.prepare(params, a)
@@ -156,9 +172,9 @@ class Decoder:
 
   Args:
     a: the policy's architecture, with its adapters.
-    engine: `slots` rows are decoded, `decode_steps` tokens a call.
-    dtype: of weights, keys and values.
-    params: weights as `prepared` returns them.
+    engine: sizes; a call decodes `decode_steps` tokens of `slots` rows.
+    dtype: dtype of weights, keys and values.
+    params: weights as `engine_weights` returns them.
   """
 
   def __init__(
@@ -169,7 +185,9 @@ class Decoder:
     dtype: Any,
     params: decoder.Params,
   ):
-    self.a, self.rows, self.steps = a, engine.slots, engine.decode_steps
+    self.a = a
+    self.rows = engine.slots
+    self.steps = engine.decode_steps
     self.dtype = jnp.dtype(dtype)
     mesh = sharding.mesh()
     self._model = kv_store.make_model(engine, a, mesh, dtype=self.dtype)
@@ -235,8 +253,8 @@ class Decoder:
 
   def cache_bytes(self, context: int) -> int:
     """Returns the bytes of keys and values that each step reads."""
-    each = pages_lib.token_bytes(self.a, self._model.stored)
-    return round(self.rows * self.a.mean_attended(context) * each)
+    token_bytes = pages_lib.token_bytes(self.a, self._model.stored)
+    return round(self.rows * self.a.mean_attended(context) * token_bytes)
 
 
 def train_examples(
@@ -244,17 +262,23 @@ def train_examples(
 ) -> list[batching.Example]:
   """Makes trajectories of a half, a quarter or an eighth of a row.
 
-  They fill rows exactly: `tokens` tokens in all, a multiple of an eighth of a
-  row, need as many positions, and a side that pads has little padding. The
-  share `scored` of them, evenly spread, has a loss.
+  They fill rows exactly, so that trainers that pad have little padding.
+
+  Args:
+    row: length of a row, in tokens.
+    vocab: size of the vocabulary.
+    tokens: number of all tokens, a multiple of an eighth of a row.
+    scored: share of the tokens that have a loss, evenly spread.
   """
-  rng, out, left = np.random.default_rng(0), [], tokens
-  while left:
+  rng = np.random.default_rng(0)
+  segments = []
+  remaining = tokens
+  while remaining:
     size = row >> int(rng.integers(1, 4))
-    while size > left:
+    while size > remaining:
       size //= 2
-    left -= size
-    out.append((size, rng.integers(0, vocab, size + 1)))
+    remaining -= size
+    segments.append((size, rng.integers(0, vocab, size + 1)))
   return [
     batching.Example(
       ids.astype(np.int32),
@@ -263,7 +287,7 @@ def train_examples(
       np.full(size + 1, -np.log(vocab), np.float32),
       float(rng.normal()),
     )
-    for size, ids in out
+    for size, ids in segments
   ]
 
 
@@ -279,17 +303,18 @@ def measure_steps(
   Args:
     config: the whole configuration.
     a: the policy's architecture, without adapters.
-    micro_batches: of a step, which `train_examples` fill.
+    micro_batches: number of micro-batches of a step, filled by
+      `train_examples`.
     steps: number of steps after a first one, which compiles.
 
   Returns:
-    The median's seconds, and what a step has to compute, read and write.
+    The median's seconds, and the FLOPs and bytes of a step.
   """
   mesh = placement.Placement.of(lora.attach(a, config.lora), config).trainer
-  params = weights_of(
+  params = random_weights(
     a,
     dtype=config.lora.base_dtype if config.lora.rank else "float32",
-    where=sharding.shardings(a, mesh),
+    shardings=sharding.shardings(a, mesh),
   )
   no_tokenizer: Any = None
   learner = learner_lib.Learner(config, hf.Policy(params, a, no_tokenizer))

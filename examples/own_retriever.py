@@ -26,9 +26,11 @@ class WordOverlap:
     Raises `aj.RetrievalError` if it cannot answer: the episode is then left
     out of training. Any other error is a bug, and ends the run.
     """
-    wanted = set(request.query.split())
+    query_words = set(request.query.split())
     scored = [
-      dataclasses.replace(p, score=len(wanted & {p.title, *p.text.split()}))
+      dataclasses.replace(
+        p, score=len(query_words & {p.title, *p.text.split()})
+      )
       for p in self._corpora(request.corpus)
     ]
     best = sorted(scored, key=lambda passage: -passage.score)
@@ -36,7 +38,10 @@ class WordOverlap:
 
 
 def best(config: aj.ExperimentConfig) -> aj.Retriever:
-  """What `retrieval.kind` names: word overlap and BM25, fused by rank."""
+  """Returns the retriever that `retrieval.kind` names.
+
+  It fuses the ranks of word overlap and of BM25.
+  """
   world = aj.World()  # A retriever of yours opens its own documents.
   lexical = aj.LexicalRetriever(world.corpus, reads=world.searched)
   return aj.fuse(WordOverlap(world.corpus), lexical, k=5)

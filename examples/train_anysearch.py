@@ -49,6 +49,15 @@ def play(
   An episode is a prompt that names the budget, then turns: the policy thinks
   and searches or answers, and the environment shows what the search found. It
   shows the remaining budget before each turn if the scaffold is on.
+
+  Args:
+    rollout: number of the rollout, which addresses random draws.
+    questions: Q questions.
+    assigned: their budgets `[Q]`, and whether the scaffold is on.
+    engine: samples the policy.
+    retriever: answers the searches.
+    codec: the policy's tokenizer.
+    config: the whole configuration.
   """
   env = aj.environment_of(config.episode)
   played = aj.run(
@@ -101,7 +110,13 @@ def score(groups: Sequence[aj.Group], config: aj.ExperimentConfig) -> Scored:
 def batches(
   groups: Sequence[aj.Group], scored: Scored, config: aj.ExperimentConfig
 ) -> list[batching.HostBatch]:
-  """Packs the rollout into one batch for each of its optimizer steps."""
+  """Packs the rollout into one batch for each of its optimizer steps.
+
+  Args:
+    groups: the episodes of the rollout.
+    scored: their advantages `[Q, G]`.
+    config: the whole configuration.
+  """
   packed = []
   trajectories = [t for group in groups for t in group.trajectories]
   size = len(trajectories) // config.curriculum.steps_per_rollout
@@ -139,7 +154,8 @@ def train(
     questions: each is asked in one rollout, in this order.
     retriever: answers the searches, see `own_retriever.py`.
   """
-  c, a = config.curriculum, policy.architecture
+  c = config.curriculum
+  a = policy.architecture
   tx = aj.optimizers.adamw(a, config.optimizer, total_steps=c.total_steps)
   loss = train_step.grpo_loss(
     a, config.objective, temperature=config.sampling.temperature

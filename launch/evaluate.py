@@ -121,7 +121,7 @@ def main(argv: Sequence[str]) -> None:
           "results of other settings. Name another folder, or remove it."
         )
     settings = stored_config or config_settings.to_dict(config)
-    journal.claim(
+    journal.claim_folder(
       folder, {"config.json": settings, "provenance.json": provenance}
     )
     if _failed(folder) != 0:
@@ -186,13 +186,11 @@ def _play(
     interval = _interval(cell, len(e.seeds))
     if "official_em" in cell:
       interval += " ({official_em} by the set's own script)".format(**cell)
+    budget = cell.get("caps", cell["budget"])
+    noun = "search" if cell["searches"] == 1 else "searches"
     print(
-      "{dataset} budget {caps_text}: {em} of {n} right{interval}, {searches} "
-      "searches, {failed} failed".format(
-        interval=interval,
-        caps_text=cell.get("caps", cell["budget"]),
-        **cell,
-      )
+      f"{cell['dataset']} budget {budget}: {cell['em']} of {cell['n']} right"
+      f"{interval}, {cell['searches']} {noun}, {cell['failed']} failed"
     )
 
   usage = summary["last_start"]["engine"]

@@ -413,7 +413,7 @@ def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
         f"--scripted={name}: it knows the generated world only; expected "
         "data.source 'world'."
       )
-    engine_and_codec = expert_policy.named(name, source.world)
+    engine_and_codec = expert_policy.from_name(name, source.world)
     return lambda config, source: engine_and_codec
   names = ", ".join(expert_policy.NAMES)
   return plugins.load(

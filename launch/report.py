@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> None:
   for source in sources:
     if source.run is not None and source.run not in runs.values():
       runs[source.label] = source.run
-  home = loading.home(sources[0])
+  home = loading.report_folder(sources[0])
   output = pathlib.Path(f.output or home / "report" / "report.html")
   evaluated_sources = [source for source in sources if source.folders]
   rows = [
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
     for row, s in zip(rows, evaluated_sources, strict=True)
   ]
   recorded_samples = [
-    loading.recorded(*label_and_folder) for label_and_folder in runs.items()
+    loading.recorded_rollouts(*label_and_folder) for label_and_folder in runs.items()
   ]
   recorded_samples = [sample for sample in recorded_samples if sample.episodes]
   try:
@@ -145,7 +145,7 @@ def main(argv: Sequence[str]) -> None:
     if not source.folders:
       print(
         f"{source.label} has no evaluation yet; the page shows its training. "
-        f"{loading.how_to_evaluate(loading.home(source))}"
+        f"{loading.how_to_evaluate(loading.report_folder(source))}"
       )
   if rows:
     print(tables.to_text(study_tables.overview(study_result.rows)))

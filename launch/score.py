@@ -327,7 +327,7 @@ def judge_file(f: flags.FlagValues) -> None:
     unjudged_rows = (
       x for x in journal.read(source) if positions[key(x)] not in rows
     )
-    loop.run(harness.each(unjudged_rows, judge, at_once=_JUDGE_CALLS))
+    loop.run(harness.run_each(unjudged_rows, judge, at_once=_JUDGE_CALLS))
     if failed:
       raise ValueError(
         f"--judge: found no verdict on {len(failed)} of {len(positions)} "

@@ -63,7 +63,7 @@ def knowledge(
     for episode in episodes
     if (hop := first_hop(episode))
   }
-  table = aj.columns.of(episodes).scored()
+  table = aj.columns.as_columns(episodes).scored()
   if not len(table):
     return {}
   keys = zip(

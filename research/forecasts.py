@@ -275,7 +275,7 @@ def page(
     replies: what the policy said, by `key` of the episode.
   """
   scored = [e for e in episodes if e["outcome"] != "failed"]
-  table = aj.columns.of(scored)
+  table = aj.columns.as_columns(scored)
   sums = fitted(table)
   said = np.stack(
     [reply_sums(replies.get(key(e), ()), e["searches"]) for e in scored]

@@ -77,7 +77,7 @@ def lost(
       continue  # Such a search is refused.
     moves = best.moves(start, chain, left, found)
     left -= 1
-    seen = aj.optimum.seen(world, snapshot, words)
+    seen = aj.optimum.visible_values(world, snapshot, words)
     made = [m for m in moves if m.fact and (m.fact, m.wording) in seen]
     value = (made or best.moves(start, chain, left, found))[0].value
     if moves[0].value > value:

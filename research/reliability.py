@@ -58,7 +58,7 @@ def costs_of_trust(rho: float, questions: int) -> float:
     aj.optimum.accuracy(agent, ids, BUDGETS).mean()
     for agent in (
       aj.optimum.Optimum(world),
-      aj.optimum.Thorough(world, known=False),
+      aj.optimum.Thorough(world, search_known=False),
     )
   )
   return float(best - trusting)

@@ -34,31 +34,57 @@ _REQUIRED: dict[str, tuple[type, ...]] = {
   "answer": (str, type(None)),
   "em": (int, float),
   "format": (int, float, type(None)),
-  **dict.fromkeys(("question", "outcome"), (str,)),
-  **dict.fromkeys(("golden_answers", "spans", "queries"), (list,)),
-  **dict.fromkeys(("budget", "seed", "scaffold", "searches"), (int,)),
+  "question": (str,),
+  "outcome": (str,),
+  "golden_answers": (list,),
+  "spans": (list,),
+  "queries": (list,),
+  "budget": (int,),
+  "seed": (int,),
+  "scaffold": (int,),
+  "searches": (int,),
   "violation": (int,),
-  **dict.fromkeys(("generated_tokens", "retrieved_tokens"), (int,)),
+  "generated_tokens": (int,),
+  "retrieved_tokens": (int,),
   "total_tokens": (int,),
 }
 _KINDS = _REQUIRED | {"dataset": (str, type(None)), "metadata": (dict,)}
 
 OUTCOMES = ("answered", "invalid", "truncated", "failed")
 _WORLD = "world"  # The dataset of questions that record none.
-_OF_A_SNAPSHOT = re.compile(r"(train|dev|held-out)/\d+(?=/)")
-_AGAIN = "Evaluate this row again with this version."
-NONE = -1  # Hops of a question that does not record them.
+# The part of a world question's id that names its snapshot.
+_SNAPSHOT = re.compile(r"(train|dev|held-out)/\d+(?=/)")
+_ADVICE = "Evaluate this row again with this version."
+UNKNOWN_HOPS = -1  # Hops of a question that does not record them.
 
-# The columns: integers, then floats; of the latter what every episode has, what
-# it may lack (nan), and what is derived.
-_INTEGERS = "question budget seed run hops outcome".split()
+# The columns: integers, then floats. Every episode has the present ones, may
+# lack the optional ones (nan), and the derived ones are computed from it.
+_INTEGERS = ("question", "budget", "seed", "run", "hops", "outcome")
 _PRESENT = (
-  "em searches violation scaffold generated_tokens retrieved_tokens "
-  "total_tokens"
-).split()
-FOUND = "gold_recall evidence_recall citation_precision citation_recall".split()
-_OPTIONAL = ["format", "input_tokens", "cost", *FOUND, "judged", "confidence"]
-_DERIVED = "f1 optimum official_em official_f1".split()
+  "em",
+  "searches",
+  "violation",
+  "scaffold",
+  "generated_tokens",
+  "retrieved_tokens",
+  "total_tokens",
+)
+EVIDENCE = (
+  "gold_recall",
+  "evidence_recall",
+  "citation_precision",
+  "citation_recall",
+)
+_OPTIONAL = (
+  "format",
+  "input_tokens",
+  "cost",
+  *EVIDENCE,
+  "judged",
+  "confidence",
+)
+_DERIVED = ("f1", "optimum", "official_em", "official_f1")
+# Columns of caps besides searches, with their keys in an episode's `caps`.
 _CAPS = {
   "token_cap": "tokens",
   "dollar_cap": "dollars",
@@ -85,7 +111,7 @@ class Columns:
       question: int, index in `ids`.
       budget, seed: int.
       run: int, index in `runs`.
-      hops: int, NONE where unknown.
+      hops: int, UNKNOWN_HOPS where unknown.
       outcome: int, index in OUTCOMES.
       optimum: float, P(right answer) of the best agent for the question and
         budget, see `with_optimum`; nan where unknown.
@@ -129,22 +155,24 @@ class Columns:
     """Returns the episodes with other values of some columns."""
     return dataclasses.replace(self, values={**self.values, **columns})
 
-  def where(self, chosen: np.ndarray) -> Columns:
-    """Returns the episodes of a mask or of indices.
+  def where(self, selection: np.ndarray) -> Columns:
+    """Returns the episodes that a mask or indices select.
 
     Questions keep their indices. The order of episodes is kept if the indices
     ascend.
     """
-    return self.replace(**{k: v[chosen] for k, v in self.values.items()})
+    return self.replace(**{k: v[selection] for k, v in self.values.items()})
 
   def with_optimum(self, best: np.ndarray, budgets: Sequence[int]) -> Columns:
     """Returns the episodes beside the best agent's accuracy.
 
-    `best` is `[N, B]`, P(right answer) of the agent for each question of `ids`
-    at B `budgets`, all that occur, ascending.
+    Args:
+      best: float `[N, B]`, the agent's P(right answer) for each question of
+        `ids` at each budget.
+      budgets: B budgets, ascending; they include every budget of an episode.
     """
-    places = np.searchsorted(budgets, self.budget)
-    return self.replace(optimum=best[self.question, places])
+    indices = np.searchsorted(budgets, self.budget)
+    return self.replace(optimum=best[self.question, indices])
 
   def priced(self, prices: budgets_lib.Prices) -> Columns:
     """Returns the episodes with the cost that other prices give.
@@ -177,7 +205,7 @@ class Columns:
 Measured = Columns | Iterable[Episode]
 
 
-def of(measured: Measured) -> Columns:
+def as_columns(measured: Measured) -> Columns:
   """Returns the episodes as columns, the failed ones included.
 
   Raises ValueError if a (question, budget, seed) of a training occurs twice, or
@@ -216,118 +244,140 @@ def read(
           yield run, episode
 
   source = ", ".join(map(str, paths))
-  found = _build(all_lines(), source)
-  if not len(found):
+  table = _build(all_lines(), source)
+  if not len(table):
     raise ValueError(f"{source}: found no episode, expected at least one.")
-  return found
+  return table
 
 
 def by_dataset(measured: Measured) -> dict[str, Columns]:
   """Returns one part for each dataset that occurs, in the paper's order."""
-  table = of(measured)
+  table = as_columns(measured)
   parts = table.split(table.dataset)
   return {table.datasets[code]: part for code, part in parts.items()}
 
 
 def by_budget(measured: Measured) -> dict[int, Columns]:
   """Returns one part for each budget that occurs, ascending."""
-  table = of(measured)
+  table = as_columns(measured)
   return table.split(table.budget)
 
 
 def _build(measured: Iterable[tuple[str, Episode]], source: str) -> Columns:
-  index: dict[str, int] = {}
-  sets: dict[int, str] = {}
+  """Returns (training, episode) pairs as columns; `source` names the file."""
+  question_index: dict[str, int] = {}
+  question_datasets: dict[int, str] = {}
   runs: dict[str, int] = {}
-  numbers = np.fromiter(
+  rows = np.fromiter(
     (
-      _numbers(episode, runs.setdefault(run, len(runs)), index, sets, source)
+      _values(
+        episode,
+        run=runs.setdefault(run, len(runs)),
+        question_index=question_index,
+        question_datasets=question_datasets,
+        source=source,
+      )
       for run, episode in measured
     ),
     _TYPE,
   )
-  present, known = set(sets.values()), official_scoring.DATASETS
-  names = [*(s for s in known if s in present), *sorted(present - {*known})]
-  order = sorted(index)
-  own = [sets[index[name]] for name in order]
+  present = set(question_datasets.values())
+  datasets = [s for s in official_scoring.DATASETS if s in present]
+  datasets += sorted(present.difference(datasets))
+  ids = sorted(question_index)
+  dataset_names = [question_datasets[question_index[id_]] for id_ in ids]
   # Renumber questions from first appearance to id order, so that the order of
   # the file does not matter.
-  place = np.empty(len(order), dtype=np.int64)
-  place[[index[name] for name in order]] = np.arange(len(order))
-  numbers["question"] = place[numbers["question"]]
+  rank = np.empty(len(ids), dtype=np.int64)
+  rank[[question_index[id_] for id_ in ids]] = np.arange(len(ids))
+  rows["question"] = rank[rows["question"]]
   keys = ["run", "seed", *_CAPS, "budget", "question"]
-  numbers = numbers[np.lexsort([numbers[key] for key in keys])]
+  rows = rows[np.lexsort([rows[key] for key in keys])]
   values = {
-    name: np.ascontiguousarray(numbers[name])
-    for name in numbers.dtype.names or ()
+    name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names or ()
   }
-  same = numbers[keys][1:] == numbers[keys][:-1]
-  if same.any():
-    first = int(np.argmax(same))
+  repeated = rows[keys][1:] == rows[keys][:-1]
+  if repeated.any():
+    first = int(np.argmax(repeated))
     raise ValueError(
-      f"{source}: question {order[values['question'][first]]!r} occurs twice "
+      f"{source}: question {ids[values['question'][first]]!r} occurs twice "
       f"at budget {values['budget'][first]} and seed {values['seed'][first]} "
       "in one training; expected once. Name each evaluation of a row once, and "
       "give those of one policy different seeds."
     )
+  clusters = list(map(cluster_of, ids, dataset_names))
+  _, cluster_index = np.unique(np.array(clusters, object), return_inverse=True)
   return Columns(
-    ids=np.array(order, dtype=object),
-    datasets=tuple(names),
-    dataset_of=np.array([names.index(of) for of in own], dtype=np.int64),
-    cluster_of=np.unique(
-      np.array(list(map(cluster_of, order, own)), object), return_inverse=True
-    )[1],
+    ids=np.array(ids, dtype=object),
+    datasets=tuple(datasets),
+    dataset_of=np.array(
+      [datasets.index(name) for name in dataset_names], dtype=np.int64
+    ),
+    cluster_of=cluster_index,
     runs=tuple(runs),
     values=values,
   )
 
 
-def _numbers(
+def _values(
   episode: Episode,
+  *,
   run: int,
-  index: dict[str, int],
-  sets: dict[int, str],
+  question_index: dict[str, int],
+  question_datasets: dict[int, str],
   source: str,
 ) -> tuple[Any, ...]:
-  """Returns an episode's values in the order of _TYPE."""
+  """Returns an episode's values in the order of _TYPE.
+
+  A new question is added to `question_index`, its dataset to
+  `question_datasets`.
+  """
   name = str(episode["question_id"])
   where = f"{source}: question {name!r}"
-  question = index.setdefault(name, len(index))
+  question = question_index.setdefault(name, len(question_index))
   dataset = dataset_of(episode)
-  if sets.setdefault(question, dataset) != dataset:
+  first_dataset = question_datasets.setdefault(question, dataset)
+  if first_dataset != dataset:
     raise ValueError(
-      f"{where} is of dataset {sets[question]!r} and of {dataset!r}; expected "
+      f"{where} is of dataset {first_dataset!r} and of {dataset!r}; expected "
       "one dataset. Give each question an id of its own."
     )
   if episode["outcome"] not in OUTCOMES:
     raise ValueError(
       f"{where} ended as {episode['outcome']!r}; expected one of "
-      f"{', '.join(OUTCOMES)}. {_AGAIN}"
+      f"{', '.join(OUTCOMES)}. {_ADVICE}"
     )
   metadata = episode.get("metadata", {})
   try:
     accepted = official_scoring.accepted(episode["golden_answers"], metadata)
   except ValueError as error:
-    raise ValueError(f"{where}: {error} {_AGAIN}") from error
+    raise ValueError(f"{where}: {error} {_ADVICE}") from error
   official = _official_score(dataset, episode["answer"], accepted)
   f1 = float(episode["em"])
   if not f1 and episode["answer"] is not None:
     f1 = _token_f1(episode["answer"], tuple(episode["golden_answers"]))
-  hops, optional = metadata.get("hops"), map(episode.get, _OPTIONAL)
-  return (
-    question,
-    episode["budget"],
-    episode["seed"],
-    run,
-    NONE if hops is None else hops,
-    OUTCOMES.index(episode["outcome"]),
-    *(episode[key] for key in _PRESENT),
-    *(math.nan if value is None else value for value in optional),
-    f1,
-    math.nan,
-    *((math.nan, math.nan) if official is None else official),
-    *(episode.get("caps", {}).get(unit, math.inf) for unit in _CAPS.values()),
-  )
+  hops = metadata.get("hops")
+  caps = episode.get("caps", {})
+  values = {
+    "question": question,
+    "budget": episode["budget"],
+    "seed": episode["seed"],
+    "run": run,
+    "hops": UNKNOWN_HOPS if hops is None else hops,
+    "outcome": OUTCOMES.index(episode["outcome"]),
+    "f1": f1,
+    "optimum": math.nan,  # See `Columns.with_optimum`.
+    "official_em": math.nan if official is None else official[0],
+    "official_f1": math.nan if official is None else official[1],
+  }
+  for name in _PRESENT:
+    values[name] = episode[name]
+  for name in _OPTIONAL:
+    value = episode.get(name)
+    values[name] = math.nan if value is None else value
+  for name, unit in _CAPS.items():
+    values[name] = caps.get(unit, math.inf)
+  return tuple(values[name] for name, _ in _TYPE)
 
 
 # Memoised because answers repeat across budgets and seeds.
@@ -338,20 +388,22 @@ _official_score = functools.lru_cache(maxsize=4096)(official_scoring.score)
 def parse(lines: Iterable[str | bytes], *, source: str) -> Iterator[Episode]:
   """Reads the lines of an `episodes.jsonl`, one at a time.
 
-  Blank lines are skipped; `source` names the file in messages. Raises
-  ValueError if a line is not a JSON object, or a key is missing or its value
-  has the wrong type.
+  Blank lines are skipped; `source` names the file in messages.
+
+  Raises:
+    ValueError: a line is not a JSON object, or a key is missing or its value
+      has the wrong type.
   """
   for where, episode in journal.parse(lines, source=source):
     if missing := [key for key in _REQUIRED if key not in episode]:
       raise ValueError(
-        f"{where}: the episode lacks {', '.join(missing)}. {_AGAIN}"
+        f"{where}: the episode lacks {', '.join(missing)}. {_ADVICE}"
       )
     for key, kinds in _KINDS.items():
       if key in episode and not isinstance(episode[key], kinds):
         raise ValueError(
           f"{where}: found {key} {episode[key]!r:.60}, expected "
-          f"{' or '.join(kind.__name__ for kind in kinds)}. {_AGAIN}"
+          f"{' or '.join(kind.__name__ for kind in kinds)}. {_ADVICE}"
         )
     yield episode
 
@@ -365,22 +417,24 @@ class Sample:
   """
 
   def __init__(self, n: int, seed: int = 0):
-    self._n, self._seed = n, seed
+    self._n = n
+    self._seed = seed
     # Draws are negated: heapq pops the smallest item, here the largest draw.
-    self._kept: list[tuple[int, int, Episode]] = []
-    self._seen = 0
+    # The count of episodes breaks ties, because episodes cannot be compared.
+    self._heap: list[tuple[int, int, Episode]] = []
+    self._count = 0
 
   def add(self, episode: Episode) -> None:
     """Adds an episode; if there are more than `n`, drops the largest draw."""
-    self._seen += 1
-    drawn = -draw(episode, self._seed), self._seen, episode
-    heapq.heappush(self._kept, drawn)
-    if len(self._kept) > self._n:
-      heapq.heappop(self._kept)
+    self._count += 1
+    item = -draw(episode, self._seed), self._count, episode
+    heapq.heappush(self._heap, item)
+    if len(self._heap) > self._n:
+      heapq.heappop(self._heap)
 
   def episodes(self) -> list[Episode]:
     """Returns the sample, ordered by (question, budget, seed)."""
-    return sorted((episode for *_, episode in self._kept), key=key_of)
+    return sorted((episode for *_, episode in self._heap), key=key_of)
 
 
 def key_of(episode: Episode) -> tuple[str, int, int]:
@@ -396,8 +450,8 @@ def draw(episode: Episode, seed: int = 0) -> int:
 
 def dataset_of(episode: Episode) -> str:
   """Returns the dataset of an episode's question; `world` if unrecorded."""
-  known = episode.get("dataset") or episode.get("metadata", {}).get("dataset")
-  return known or _WORLD
+  metadata = episode.get("metadata", {})
+  return episode.get("dataset") or metadata.get("dataset") or _WORLD
 
 
 def cluster_of(question: str, dataset: str = _WORLD) -> str:
@@ -407,5 +461,5 @@ def cluster_of(question: str, dataset: str = _WORLD) -> str:
   wrong ones: `held-out/38/entity/relations` is of the cluster `held-out/38`.
   Any other question is a cluster of its own, named by its id.
   """
-  found = _OF_A_SNAPSHOT.match(question) if dataset == _WORLD else None
-  return found[0] if found else question
+  match = _SNAPSHOT.match(question) if dataset == _WORLD else None
+  return match[0] if match else question

@@ -29,8 +29,8 @@ class Pairs:
   Attributes:
     ours, theirs: P scored episodes each, in the same order.
     failed: number of pairs left out because one of the episodes failed.
-    unpaired: number of episodes that only one of the rows has, or that have no
-      training to be matched with.
+    unpaired: number of episodes that only one of the rows has, or for whose
+      training the other row has no match.
   """
 
   ours: columns.Columns
@@ -45,94 +45,143 @@ class Pairs:
 def pair(ours: metrics.Row, theirs: metrics.Row) -> Pairs:
   """Pairs two rows by question, budget and seed.
 
-  Budgets and seeds that only one row has are left out. Raises ValueError if
-  there is no common budget and seed, or if each row has questions that the
-  other lacks: a difference of accuracies would then compare questions.
+  Budgets and seeds that only one row has are left out.
+
+  Raises:
+    ValueError: there is no common budget and seed; or each row has questions
+      that the other lacks, so that a difference of accuracies would compare
+      questions.
   """
-  left, right = ours.columns, theirs.columns
-  cells = _codes([(c.budget, c.seed) for c in (left, right)])
-  common = np.intersect1d(cells[0], cells[1])
-  if not len(common):
+  first = ours.columns
+  second = theirs.columns
+  first_cells, second_cells = _codes(
+    (first.budget, first.seed), (second.budget, second.seed)
+  )
+  common_cells = np.intersect1d(first_cells, second_cells)
+  if not len(common_cells):
     raise ValueError(
       f"{ours.label!r} and {theirs.label!r} have no budget and seed in common; "
       "evaluate both at the same budgets with the same seeds."
     )
-  left, right = (
-    c.where(np.isin(cell, common))
-    for c, cell in zip((left, right), cells, strict=True)
-  )
-  mine, others = (set(c.ids[np.unique(c.question)]) for c in (left, right))
-  if not (mine <= others or others <= mine):
+  first = first.where(np.isin(first_cells, common_cells))
+  second = second.where(np.isin(second_cells, common_cells))
+  our_ids = set(first.ids[np.unique(first.question)])
+  their_ids = set(second.ids[np.unique(second.question)])
+  if not (our_ids <= their_ids or their_ids <= our_ids):
     raise ValueError(
       f"{ours.label!r} and {theirs.label!r} were measured on different "
-      f"questions: {len(mine - others)} only in the first, "
-      f"{len(others - mine)} only in the second, {len(mine & others)} in both. "
+      f"questions: {len(our_ids - their_ids)} only in the first, "
+      f"{len(their_ids - our_ids)} only in the second, "
+      f"{len(our_ids & their_ids)} in both. "
       "Expected the same questions, or one set inside the other; evaluate "
       "both on the same questions."
     )
-  ids = np.union1d(left.ids, right.ids)
-  sides = [
-    (np.searchsorted(ids, c.ids)[c.question], c.budget, c.seed)
-    for c in (left, right)
-  ]
-  rows, keys = _matched(left, right, sides)
-  _, *found = np.intersect1d(
-    keys[0], keys[1], assume_unique=True, return_indices=True
-  )
-  first, second = (at[own] for at, own in zip(rows, found, strict=True))
-  order = np.lexsort((second, first))
-  unpaired = len(left) - len(np.unique(first))
-  unpaired += len(right) - len(np.unique(second))
-  left, right = left.where(first[order]), right.where(second[order])
-  kept = ~(left.ended("failed") | right.ended("failed"))
+  our_rows, their_rows = _match(first, second)
+  order = np.lexsort((their_rows, our_rows))
+  unpaired = len(first) - len(np.unique(our_rows))
+  unpaired += len(second) - len(np.unique(their_rows))
+  first = first.where(our_rows[order])
+  second = second.where(their_rows[order])
+  scored = ~(first.ended("failed") | second.ended("failed"))
   return Pairs(
-    left.where(kept), right.where(kept), int((~kept).sum()), unpaired
+    ours=first.where(scored),
+    theirs=second.where(scored),
+    failed=int((~scored).sum()),
+    unpaired=unpaired,
   )
 
 
-def _matched(
-  left: columns.Columns, right: columns.Columns, sides: list[tuple]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Returns the rows of each side, some repeated, and their unique keys."""
-  shared = [name for name in left.runs if name in right.runs]
-  rows: tuple[list[np.ndarray], ...] = ([], [])
-  ranks: tuple[list[np.ndarray], ...] = ([], [])
-  for seed in np.intersect1d(left.seed, right.seed):
-    own = []
-    for c in (left, right):
-      # Trainings that both rows have come first, and so are matched.
-      order = shared + [name for name in c.runs if name not in shared]
-      found = [
-        np.flatnonzero((c.seed == seed) & (c.run == c.runs.index(name)))
-        for name in order
-      ]
-      own.append([episodes for episodes in found if len(episodes)])
-    width = max(map(len, own))
-    for side, found in enumerate(own):
-      found = found * width if len(found) == 1 else found
-      for rank, episodes in enumerate(found):
-        rows[side].append(episodes)
-        ranks[side].append(np.full(len(episodes), rank))
-  chosen = [np.concatenate(parts) for parts in rows]
-  keys = _codes(
-    [
-      (*(column[at] for column in side), np.concatenate(rank))
-      for side, at, rank in zip(sides, chosen, ranks, strict=True)
-    ]
+def _match(
+  first: columns.Columns, second: columns.Columns
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the indices of paired episodes in each table, int `[P]` each.
+
+  An episode is matched by question, budget, seed and the rank of its training
+  among those of its seed.
+  """
+  first_rows, first_ranks, second_rows, second_ranks = _ranked(first, second)
+  ids = np.union1d(first.ids, second.ids)
+  first_question = np.searchsorted(ids, first.ids)[first.question]
+  second_question = np.searchsorted(ids, second.ids)[second.question]
+  first_keys, second_keys = _codes(
+    (
+      first_question[first_rows],
+      first.budget[first_rows],
+      first.seed[first_rows],
+      first_ranks,
+    ),
+    (
+      second_question[second_rows],
+      second.budget[second_rows],
+      second.seed[second_rows],
+      second_ranks,
+    ),
   )
-  return chosen, keys
+  _, first_places, second_places = np.intersect1d(
+    first_keys, second_keys, assume_unique=True, return_indices=True
+  )
+  return first_rows[first_places], second_rows[second_places]
 
 
-def _codes(sides: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-  """Maps tuples of values to integers, with equal codes on both sides."""
-  codes = [np.zeros(len(side[0]), dtype=np.int64) for side in sides]
-  for columns_ in zip(*sides, strict=True):
-    values = np.union1d(*columns_)
-    codes = [
-      code * len(values) + np.searchsorted(values, column)
-      for code, column in zip(codes, columns_, strict=True)
-    ]
-  return codes
+def _ranked(
+  first: columns.Columns, second: columns.Columns
+) -> tuple[np.ndarray, ...]:
+  """Ranks the trainings of each seed, so that equal ranks can be matched.
+
+  Returns:
+    The indices of the first table's episodes and the ranks of their trainings,
+    then those of the second table. The episodes of a single training are
+    repeated, once for each rank of the other table.
+  """
+  shared = [name for name in first.runs if name in second.runs]
+  arrays: tuple[list[np.ndarray], ...] = ([], [], [], [])
+  for seed in np.intersect1d(first.seed, second.seed):
+    first_trainings = _by_training(first, seed, shared)
+    second_trainings = _by_training(second, seed, shared)
+    if len(first_trainings) == 1:
+      first_trainings *= len(second_trainings)
+    elif len(second_trainings) == 1:
+      second_trainings *= len(first_trainings)
+    for rank, episodes in enumerate(first_trainings):
+      arrays[0].append(episodes)
+      arrays[1].append(np.full(len(episodes), rank))
+    for rank, episodes in enumerate(second_trainings):
+      arrays[2].append(episodes)
+      arrays[3].append(np.full(len(episodes), rank))
+  return tuple(map(np.concatenate, arrays))
+
+
+def _by_training(
+  table: columns.Columns, seed: int, shared: Sequence[str]
+) -> list[np.ndarray]:
+  """Returns the indices of a seed's episodes, by training.
+
+  The `shared` trainings, which both rows have, come first and so are matched.
+  """
+  names = [*shared, *(name for name in table.runs if name not in shared)]
+  trainings = [
+    np.flatnonzero((table.seed == seed) & (table.run == table.runs.index(name)))
+    for name in names
+  ]
+  return [episodes for episodes in trainings if len(episodes)]
+
+
+def _codes(
+  first: Sequence[np.ndarray], second: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Maps tuples of values to integers; equal tuples have equal codes.
+
+  `first` and `second` hold one array for each item of the tuples.
+  """
+  first_code = np.zeros(len(first[0]), dtype=np.int64)
+  second_code = np.zeros(len(second[0]), dtype=np.int64)
+  for first_column, second_column in zip(first, second, strict=True):
+    values = np.union1d(first_column, second_column)
+    first_code *= len(values)
+    first_code += np.searchsorted(values, first_column)
+    second_code *= len(values)
+    second_code += np.searchsorted(values, second_column)
+  return first_code, second_code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,26 +219,36 @@ def compare(pairs: Pairs) -> list[Comparison]:
   Episodes weigh alike, whatever their dataset.
   """
   budgets = [int(b) for b in np.unique(pairs.ours.budget)]
-  used = [b for b in budgets if b]
-  cells = [(b, [b]) for b in budgets] + ([(None, used)] if used else [])
+  pools: list[tuple[int | None, list[int]]] = [(b, [b]) for b in budgets]
+  with_searches = [b for b in budgets if b]
+  if with_searches:
+    pools.append((None, with_searches))
   names = ("accuracy", "tp")
-  sums = [measures.sums(side, names) for side in (pairs.ours, pairs.theirs)]
+  our_sums = measures.sums(pairs.ours, names)
+  their_sums = measures.sums(pairs.theirs, names)
   table = []
-  for budget, pool in cells:
-    found = (
-      side.linearised(names, np.isin(side.budgets, pool)[None]) for side in sums
+  for budget, pool in pools:
+    difference = inference.minus(
+      our_sums.linearised(names, np.isin(our_sums.budgets, pool)[None]),
+      their_sums.linearised(names, np.isin(their_sums.budgets, pool)[None]),
     )
-    accuracy, tp = inference.effects(inference.minus(*found))
+    accuracy, tp = inference.effects(difference)
     mask = np.isin(pairs.ours.budget, pool)
     wins = mask & (pairs.ours.em > pairs.theirs.em)
     losses = mask & (pairs.ours.em < pairs.theirs.em)
     unused = losses & (pairs.ours.searches < pairs.ours.budget)
-    n, won, lost, early = (int(x.sum()) for x in (mask, wins, losses, unused))
     table.append(
       Comparison(
-        *(budget, n, won, lost, early, won - lost),
-        *(accuracy.estimate, tp.estimate),
-        *(accuracy.detectable, tp.detectable),
+        budget=budget,
+        n=int(mask.sum()),
+        wins=int(wins.sum()),
+        losses=int(losses.sum()),
+        losses_unused=int(unused.sum()),
+        net=int(wins.sum()) - int(losses.sum()),
+        difference=accuracy.estimate,
+        tp_difference=tp.estimate,
+        detectable=accuracy.detectable,
+        tp_detectable=tp.detectable,
       )
     )
   return table
@@ -237,61 +296,80 @@ def pairwise(
 ) -> tuple[Difference, ...]:
   """Compares every two rows, the earlier minus the later.
 
-  The rows have the same questions, see `pair`; `names` are keys of
-  `measures.MEASURES`. Lines are ordered by pair, dataset (all together first),
-  budget (all together first) and measure. One dataset has no lines of its own.
-  Raises as `pair`.
+  Lines are ordered by pair, dataset (all together first), budget (all together
+  first) and measure. A single dataset has no lines of its own.
+
+  Args:
+    rows: rows with the same questions, see `pair`.
+    names: keys of `measures.MEASURES`.
+
+  Raises:
+    ValueError: two rows cannot be paired, see `pair`.
   """
-  found = [
+  lines = [
     line
     for ours, theirs in itertools.combinations(rows, 2)
-    for line in _compared(ours, theirs, names)
+    for line in _compare_pair(ours, theirs, names)
   ]
+  # Holm's correction within each family, see `Difference.adjusted`.
   families: dict[tuple, list[int]] = {}
-  for place, line in enumerate(found):
-    level = line.measure, line.dataset is None, line.budget is None
-    families.setdefault(level, []).append(place)
-  for places in families.values():
-    p = np.array([found[i].p for i in places], dtype=np.float64)
-    for i, adjusted in zip(places, inference.holm(p).tolist(), strict=True):
-      if found[i].p is not None:
-        found[i] = dataclasses.replace(found[i], adjusted=adjusted)
-  return tuple(found)
+  for i, line in enumerate(lines):
+    family = line.measure, line.dataset is None, line.budget is None
+    families.setdefault(family, []).append(i)
+  for indices in families.values():
+    p = np.array([lines[i].p for i in indices], dtype=np.float64)
+    for i, adjusted in zip(indices, inference.holm(p).tolist(), strict=True):
+      if lines[i].p is not None:
+        lines[i] = dataclasses.replace(lines[i], adjusted=adjusted)
+  return tuple(lines)
 
 
-def _compared(
+def _compare_pair(
   ours: metrics.Row, theirs: metrics.Row, names: Sequence[str]
 ) -> list[Difference]:
+  """Returns the lines of `pairwise` for two rows."""
   pairs = pair(ours, theirs)
   if not len(pairs):
     return []
-  first, second = (
-    measures.sums(side, names) for side in (pairs.ours, pairs.theirs)
-  )
-  budgets = np.array(first.budgets)
+  our_sums = measures.sums(pairs.ours, names)
+  their_sums = measures.sums(pairs.theirs, names)
+  budgets = np.array(our_sums.budgets)
   # The first pool is of all B >= 1.
   pools = np.concatenate([budgets[None] >= 1, np.eye(len(budgets), dtype=bool)])
-  parts = [
-    inference.minus(a.linearised(names, pools), b.linearised(names, pools))
-    for a, b in zip(first.by_dataset(), second.by_dataset(), strict=True)
-  ]
-  several = len(parts) > 1
-  shown = [inference.average(parts), *(parts if several else ())]
-  effects = [effect for part in shown for effect in inference.effects(part)]
-  sets = [None, *(first.datasets if several else ())]
-  by_set = {None: pairs.ours} | columns.by_dataset(pairs.ours)
-  cells = [
-    (dataset, budget, int((at >= 1 if budget is None else at == budget).sum()))
-    for dataset, budget in itertools.product(sets, (None, *first.budgets))
-    for at in [by_set[dataset].budget]
-  ]
-  return [
-    Difference(
-      *(ours.label, theirs.label, name, *cell),
-      (len(first.runs), len(second.runs)),
-      *(effect.estimate, effect.detectable, effect.p),
+  by_dataset = [
+    inference.minus(
+      our_part.linearised(names, pools), their_part.linearised(names, pools)
     )
-    for (cell, name), effect in zip(
-      itertools.product(cells, names), effects, strict=True
+    for our_part, their_part in zip(
+      our_sums.by_dataset(), their_sums.by_dataset(), strict=True
     )
   ]
+  differences = [inference.average(by_dataset)]
+  datasets: list[str | None] = [None]
+  if len(by_dataset) > 1:
+    differences += by_dataset
+    datasets += our_sums.datasets
+  tables = {None: pairs.ours} | columns.by_dataset(pairs.ours)
+  effects = itertools.chain.from_iterable(map(inference.effects, differences))
+  trainings = len(our_sums.runs), len(their_sums.runs)
+  lines = []
+  for dataset, budget in itertools.product(datasets, (None, *our_sums.budgets)):
+    played = tables[dataset].budget
+    in_pool = played >= 1 if budget is None else played == budget
+    for name in names:
+      effect = next(effects)
+      lines.append(
+        Difference(
+          ours=ours.label,
+          theirs=theirs.label,
+          measure=name,
+          dataset=dataset,
+          budget=budget,
+          n=int(in_pool.sum()),
+          trainings=trainings,
+          estimate=effect.estimate,
+          detectable=effect.detectable,
+          p=effect.p,
+        )
+      )
+  return lines

@@ -37,7 +37,12 @@ EPISODES = "episodes.jsonl"
 # The engine's own seed; the evaluation's seeds are part of the addresses.
 ENGINE_SEED = 0
 _SUMS = (
-  "em searches generated_tokens retrieved_tokens input_tokens cost".split()
+  "em",
+  "searches",
+  "generated_tokens",
+  "retrieved_tokens",
+  "input_tokens",
+  "cost",
 )
 _Job = TypeVar("_Job")
 
@@ -77,10 +82,17 @@ def evaluate(
 ) -> dict[str, Any]:
   """Plays every (seed, budget, question) once and writes `episodes.jsonl`.
 
-  What an earlier call played is kept, and only its failed episodes are played
-  again. The file is ordered by seed, budget and question. The folder exists,
-  and the questions' ids differ. `on_done` is called with (episodes done,
-  episodes in total).
+  Episodes of an earlier call are kept, and only its failed ones are played
+  again. The file is ordered by seed, budget and question.
+
+  Args:
+    evaluation: seeds, budgets, prices and scorer.
+    playing: the environment and the limits of an episode.
+    player: the policy.
+    questions: the questions; their ids differ.
+    retriever: answers the searches.
+    folder: an existing folder, for `episodes.jsonl`.
+    on_done: called after each episode with (episodes done, episodes in total).
 
   Returns:
     `episodes` and `cells` of the whole evaluation; `last_start` has the cost
@@ -155,22 +167,28 @@ def _play(
     on_done(next(finished), len(grid))
 
   async def play_all() -> None:
-    left = (place for place in grid.order() if place not in rows)
+    missing = (place for place in grid.order() if place not in rows)
     with inflight.watched():
-      await each(left, play, at_once=playing.slots)
+      await run_each(missing, play, at_once=playing.slots)
 
   try:
     loop.run(play_all())
   finally:
     if failed:
-      why = driver.reasons(failed)
-      _log.warning("%d episodes failed: %s", len(failed), why)
+      reasons = driver.reasons(failed)
+      _log.warning("%d episodes failed: %s", len(failed), reasons)
 
 
-async def each(
+async def run_each(
   jobs: Iterable[_Job], work: Callable[[_Job], Awaitable[None]], *, at_once: int
 ) -> None:
-  """Runs `work` on every job, `at_once` at a time; draws jobs lazily."""
+  """Runs a coroutine function on every job.
+
+  Args:
+    jobs: the jobs; each is drawn when the work on it begins.
+    work: called with a job.
+    at_once: number of jobs at a time.
+  """
   jobs = iter(jobs)
 
   async def worker() -> None:
@@ -185,24 +203,30 @@ async def each(
 def savings(engine: types.Engine, retriever: types.Retriever) -> dict[str, Any]:
   """Returns the counters of engine and retriever, and the saved shares.
 
-  `engine` and `search` are empty without counters. Of the `shares`, in [0, 1]
-  or None if undefined, `prompts` is that of context tokens that needed no
-  prefill, `searches` that of searches that needed no query, and `lanes` that of
-  the engine's lanes that sampled.
+  Returns:
+    `engine` and `search`: the counters, empty if there are none. `shares`, in
+    [0, 1] or None if undefined: `prompts`, of context tokens that needed no
+    prefill; `searches`, of searches that needed no query; `lanes`, of the
+    engine's lanes that sampled.
   """
-  e = dict(counting.counters(engine))
-  s = dict(counting.counters(retriever))
-  shared = e.get("shared_tokens", 0)
-  saved = s.get("cache_hits", 0) + s.get("deduplicated", 0)
-  parts = {
-    "prompts": (shared, shared + e.get("prefilled_tokens", 0)),
-    "searches": (saved, s.get("searches", 0)),
-    "lanes": (e.get("lanes_used", 0), e.get("lanes_offered", 0)),
+  engine_counts = dict(counting.counters(engine))
+  search_counts = dict(counting.counters(retriever))
+  shared = engine_counts.get("shared_tokens", 0)
+  saved = search_counts.get("cache_hits", 0)
+  saved += search_counts.get("deduplicated", 0)
+  fractions = {
+    "prompts": (shared, shared + engine_counts.get("prefilled_tokens", 0)),
+    "searches": (saved, search_counts.get("searches", 0)),
+    "lanes": (
+      engine_counts.get("lanes_used", 0),
+      engine_counts.get("lanes_offered", 0),
+    ),
   }
   shares = {
-    k: part / all_ if all_ else None for k, (part, all_) in parts.items()
+    name: part / total if total else None
+    for name, (part, total) in fractions.items()
   }
-  return {"engine": e, "search": s, "shares": shares}
+  return {"engine": engine_counts, "search": search_counts, "shares": shares}
 
 
 def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
@@ -261,7 +285,8 @@ class _Grid:
           f"{name}: found {len(values)} values, {len(set(values))} of them "
           "different; expected at least one value, and each value once."
         )
-    self._at = [{k: i for i, k in enumerate(axis)} for axis in keys.values()]
+    # For each axis, the index of each key.
+    self._index = [{k: i for i, k in enumerate(axis)} for axis in keys.values()]
     shape = tuple(map(len, self._axes))
     self._places = np.arange(math.prod(shape)).reshape(shape)
 
@@ -271,15 +296,15 @@ class _Grid:
   def cell(self, place: int) -> tuple[int, budgets_lib.Budget, types.Question]:
     """Returns seed, budget and question of the episode at `place`."""
     seeds, budgets, questions = self._axes
-    at = np.unravel_index(place, self._places.shape)
-    seed, budget, question = map(int, at)
+    indices = np.unravel_index(place, self._places.shape)
+    seed, budget, question = map(int, indices)
     return seeds[seed], budgets[budget], questions[question]
 
   def place(self, row: journal.Row) -> int:
     """Returns a row's place. Raises KeyError if it is of another evaluation."""
     keys = row["seed"], str(budgets_lib.of_row(row)), row["question_id"]
-    at = (axis[key] for axis, key in zip(self._at, keys, strict=True))
-    return int(self._places[tuple(at)])
+    indices = [axis[key] for axis, key in zip(self._index, keys, strict=True)]
+    return int(self._places[tuple(indices)])
 
   def order(self) -> list[int]:
     """Returns all places in the order of play: question, budget, seed.

@@ -35,11 +35,15 @@ import numpy.typing as npt
 from scipy import optimize, special
 
 CONFIDENCE = 0.95
-POWER = 0.8  # Of the smallest detectable effect.
-DECIDING = 3  # Trainings of a row that a p value needs, at least.
+# Probability with which the smallest detectable effect is found.
+POWER = 0.8
+# Smallest number of trainings of each row for a p value.
+DECIDING = 3
 _TAIL = (1 - CONFIDENCE) / 2
+# Quantile of the normal distribution, 1.96.
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
-_SMALLEST = 1e-15  # P values are at least this.
+# Smallest tail probability: Student's quantile is inaccurate below it.
+_SMALLEST = 1e-15
 
 
 class Estimate(NamedTuple):
@@ -61,17 +65,18 @@ class Estimate(NamedTuple):
 NOTHING = Estimate(None, None, None)
 
 
-def score(rate: float, n: float, at: float) -> tuple[float, float]:
+def score(rate: float, n: float, quantile: float) -> tuple[float, float]:
   """Returns the ends of the score interval of a rate (Wilson 1927).
 
   Args:
     rate: the observed rate, in [0, 1].
-    n: number of independent trials, > 0; need not be whole.
-    at: quantile of the standardised rate, 1.96 for 95 %.
+    n: number of independent trials, > 0; it may be fractional.
+    quantile: quantile of the standardised rate, 1.96 for 95 %.
   """
-  center = (rate + at**2 / (2 * n)) / (1 + at**2 / n)
-  spread = rate * (1 - rate) / n + at**2 / (4 * n**2)
-  half = at * spread**0.5 / (1 + at**2 / n)
+  squared = quantile**2
+  center = (rate + squared / (2 * n)) / (1 + squared / n)
+  spread = rate * (1 - rate) / n + squared / (4 * n**2)
+  half = quantile * spread**0.5 / (1 + squared / n)
   # Rounding must not exclude the rate itself.
   return max(0.0, min(rate, center - half)), min(1.0, max(rate, center + half))
 
@@ -85,15 +90,23 @@ def ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
 
 
 def cell_sums(
-  at: Sequence[np.ndarray], shape: Sequence[int], columns: Sequence[np.ndarray]
+  indices: Sequence[np.ndarray],
+  shape: Sequence[int],
+  columns: Sequence[np.ndarray],
 ) -> np.ndarray:
-  """Sums `columns`, K arrays `[P]`, within the cells of a grid of some shape.
+  """Sums values of P episodes within the cells of a grid.
 
-  `at` has for each of its axes, int `[P]`, the place of each episode. The sums
-  are float64 `[*shape, K]`.
+  Args:
+    indices: for each axis of the grid, int `[P]`, each episode's index.
+    shape: the shape of the grid.
+    columns: K arrays `[P]`, the values to sum.
+
+  Returns:
+    The sums, float64 `[*shape, K]`.
   """
-  cell, cells = np.ravel_multi_index(at, shape), int(np.prod(shape))
-  sums = [np.bincount(cell, c, minlength=cells) for c in columns]
+  cell = np.ravel_multi_index(indices, shape)
+  cell_count = int(np.prod(shape))
+  sums = [np.bincount(cell, c, minlength=cell_count) for c in columns]
   return np.stack(sums, axis=-1).reshape(*shape, len(columns))
 
 
@@ -108,13 +121,13 @@ class Linear:
     cluster: for each stratum, float `[G, S]`, jackknife scores of clusters of
       questions.
     run: float `[R, S]`, jackknife scores of trainings.
-    both: for each stratum, float `[R, G, S]`, scores of a training on a
+    run_cluster: for each stratum, float `[R, G, S]`, scores of a training on a
       cluster.
-    answer: for each stratum, float `[S]`: how much a number moves if a single
-      answer changes; 0 for numbers without answers.
-    answers: for each stratum, float `[S]`: how much it moves if all answers to
-      one question change.
-    asked: number of questions of all strata.
+    one_answer: for each stratum, float `[S]`: how much a number moves if a
+      single answer changes; 0 for numbers that do not count answers.
+    all_answers: for each stratum, float `[S]`: how much a number moves if all
+      answers to one question change.
+    question_count: number of questions in all strata.
     runs: names of the R trainings.
     group: int `[R]`; trainings with equal numbers are draws of one method.
   """
@@ -122,37 +135,44 @@ class Linear:
   value: np.ndarray
   cluster: tuple[np.ndarray, ...]
   run: np.ndarray
-  both: tuple[np.ndarray, ...]
-  answer: tuple[np.ndarray, ...]
-  answers: tuple[np.ndarray, ...]
-  asked: int
+  run_cluster: tuple[np.ndarray, ...]
+  one_answer: tuple[np.ndarray, ...]
+  all_answers: tuple[np.ndarray, ...]
+  question_count: int
   runs: tuple[str, ...]
   group: np.ndarray
 
   def combined(self, weights: np.ndarray) -> Linear:
     """Returns the sums of the numbers with `weights`, float `[T, S]`."""
-    return self._each(
+    return self._map(
       lambda x: _weighted(x, weights), lambda x: _weighted(x, np.abs(weights))
     )
 
-  def columns(self, chosen: Sequence[int]) -> Linear:
-    """Returns some of the numbers."""
-    return self._each(*[lambda x: x[..., chosen]] * 2)
+  def columns(self, indices: Sequence[int]) -> Linear:
+    """Returns the numbers at some of the S indices."""
 
-  def _each(
+    def select(x: np.ndarray) -> np.ndarray:
+      return x[..., indices]
+
+    return self._map(select, select)
+
+  def _map(
     self,
-    of: Callable[[np.ndarray], np.ndarray],
-    size: Callable[[np.ndarray], np.ndarray],
+    signed: Callable[[np.ndarray], np.ndarray],
+    magnitude: Callable[[np.ndarray], np.ndarray],
   ) -> Linear:
-    """Maps the arrays: `size` those of magnitudes, `of` all others."""
+    """Maps the arrays: effects of answers by `magnitude`, others by `signed`.
+
+    Effects of answers have no sign, so a weighted sum adds their sizes.
+    """
     return dataclasses.replace(
       self,
-      value=of(self.value),
-      cluster=tuple(map(of, self.cluster)),
-      run=of(self.run),
-      both=tuple(map(of, self.both)),
-      answer=tuple(map(size, self.answer)),
-      answers=tuple(map(size, self.answers)),
+      value=signed(self.value),
+      cluster=tuple(map(signed, self.cluster)),
+      run=signed(self.run),
+      run_cluster=tuple(map(signed, self.run_cluster)),
+      one_answer=tuple(map(magnitude, self.one_answer)),
+      all_answers=tuple(map(magnitude, self.all_answers)),
     )
 
 
@@ -175,32 +195,40 @@ def ratios(
     clusters: int `[N]`; questions with equal numbers are not independent of
       each other. None: all questions are.
   """
-  asked = numerator.shape[1]
+  question_count = numerator.shape[1]
   if clusters is not None:
     order = np.argsort(clusters, kind="stable")
-    _, first = np.unique(clusters[order], return_index=True)
-    numerator, denominator = (
-      np.add.reduceat(x[:, order], first, axis=1)
-      for x in (numerator, denominator)
-    )
+    _, starts = np.unique(clusters[order], return_index=True)
+    numerator = np.add.reduceat(numerator[:, order], starts, axis=1)
+    denominator = np.add.reduceat(denominator[:, order], starts, axis=1)
   total = denominator.sum(axis=(0, 1))
   value = ratio(numerator.sum(axis=(0, 1)), total)
   with np.errstate(divide="ignore", invalid="ignore"):
-    both = (numerator - value * denominator) / total
-    # Leaving out a cluster changes the denominator too; a cluster with all
-    # of the denominator cannot be left out, and leaves nan.
-    cluster = both.sum(axis=0) / (1 - denominator.sum(axis=0) / total)
-    run = both.sum(axis=1) / (1 - denominator.sum(axis=1) / total)
+    run_cluster = (numerator - value * denominator) / total
+    # Leaving out a cluster changes the denominator too. A cluster that has the
+    # whole denominator cannot be left out; its scores are nan.
+    cluster_share = denominator.sum(axis=0) / total
+    cluster = run_cluster.sum(axis=0) / (1 - cluster_share)
+    run_share = denominator.sum(axis=1) / total
+    run = run_cluster.sum(axis=1) / (1 - run_share)
     if trials is None:
-      answer = answers = np.zeros_like(total)
+      one_answer = np.zeros_like(total)
+      all_answers = one_answer
     else:
-      answer = np.where(total > 0, 1 / total, np.nan)
-      answers = answer * trials.sum(axis=0) / max(asked, 1)
+      one_answer = np.where(total > 0, 1 / total, np.nan)
+      all_answers = one_answer * trials.sum(axis=0) / max(question_count, 1)
   cluster[~np.isfinite(cluster)] = np.nan
   run[~np.isfinite(run)] = np.nan
   return Linear(
-    *(value, (cluster,), run, (both,), (answer,), (answers,), asked),
-    *(tuple(runs), np.zeros(len(runs), dtype=np.int64)),
+    value=value,
+    cluster=(cluster,),
+    run=run,
+    run_cluster=(run_cluster,),
+    one_answer=(one_answer,),
+    all_answers=(all_answers,),
+    question_count=question_count,
+    runs=tuple(runs),
+    group=np.zeros(len(runs), dtype=np.int64),
   )
 
 
@@ -208,18 +236,18 @@ def average(parts: Sequence[Linear]) -> Linear:
   """Returns the unweighted mean of numbers of different questions."""
   scale = 1 / len(parts)
 
-  def joined(name: str) -> tuple[np.ndarray, ...]:
+  def scaled(name: str) -> tuple[np.ndarray, ...]:
     return tuple(scale * x for part in parts for x in getattr(part, name))
 
   return dataclasses.replace(
     parts[0],
     value=scale * np.sum([part.value for part in parts], axis=0),
     run=scale * np.sum([part.run for part in parts], axis=0),
-    cluster=joined("cluster"),
-    both=joined("both"),
-    answer=joined("answer"),
-    answers=joined("answers"),
-    asked=sum(part.asked for part in parts),
+    cluster=scaled("cluster"),
+    run_cluster=scaled("run_cluster"),
+    one_answer=scaled("one_answer"),
+    all_answers=scaled("all_answers"),
+    question_count=sum(part.question_count for part in parts),
   )
 
 
@@ -229,31 +257,35 @@ def minus(ours: Linear, theirs: Linear) -> Linear:
   Trainings that both rows have are paired; the others are independent draws.
   """
   shared = [name for name in ours.runs if name in theirs.runs]
-  mine = [i for i, name in enumerate(ours.runs) if name not in shared]
-  other = [i for i, name in enumerate(theirs.runs) if name not in shared]
-  ours_at = [ours.runs.index(name) for name in shared]
-  theirs_at = [theirs.runs.index(name) for name in shared]
+  our_pairs = [ours.runs.index(name) for name in shared]
+  their_pairs = [theirs.runs.index(name) for name in shared]
+  our_only = [i for i, name in enumerate(ours.runs) if name not in shared]
+  their_only = [i for i, name in enumerate(theirs.runs) if name not in shared]
 
-  def joined(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    paired = left[ours_at] - right[theirs_at]
-    return np.concatenate([paired, left[mine], -right[other]])
+  def by_training(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    paired = first[our_pairs] - second[their_pairs]
+    return np.concatenate([paired, first[our_only], -second[their_only]])
 
-  def each(of: Callable, name: str) -> tuple[np.ndarray, ...]:
-    return tuple(map(of, getattr(ours, name), getattr(theirs, name)))
+  def mean(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return (first + second) / 2
 
-  def half(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return (a + b) / 2
+  def by_stratum(
+    combine: Callable[..., np.ndarray], name: str
+  ) -> tuple[np.ndarray, ...]:
+    return tuple(map(combine, getattr(ours, name), getattr(theirs, name)))
 
+  our_names = [ours.runs[i] for i in our_only]
+  their_names = [theirs.runs[i] for i in their_only]
   return Linear(
-    ours.value - theirs.value,
-    each(np.subtract, "cluster"),
-    joined(ours.run, theirs.run),
-    each(joined, "both"),
-    each(half, "answer"),
-    each(half, "answers"),
-    ours.asked,
-    (*shared, *(ours.runs[i] for i in mine), *(theirs.runs[i] for i in other)),
-    np.repeat([0, 1, 2], [len(shared), len(mine), len(other)]),
+    value=ours.value - theirs.value,
+    cluster=by_stratum(np.subtract, "cluster"),
+    run=by_training(ours.run, theirs.run),
+    run_cluster=by_stratum(by_training, "run_cluster"),
+    one_answer=by_stratum(mean, "one_answer"),
+    all_answers=by_stratum(mean, "all_answers"),
+    question_count=ours.question_count,
+    runs=(*shared, *our_names, *their_names),
+    group=np.repeat([0, 1, 2], [len(shared), len(our_only), len(their_only)]),
   )
 
 
@@ -262,42 +294,52 @@ def _weighted(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
   missing = np.isnan(x)
   if not missing.any():
     return x @ weights.T
-  found = np.where(missing, 0.0, x) @ weights.T
-  found[missing.astype(float) @ (weights != 0).T > 0] = np.nan
-  return found
+  sums = np.where(missing, 0.0, x) @ weights.T
+  sums[missing.astype(float) @ (weights != 0).T > 0] = np.nan
+  return sums
 
 
 # Variance and degrees of freedom of each part of a number's error.
 Parts = tuple[tuple[float, float], ...]
 
 
-def variance(found: Linear) -> list[Parts]:
+def variance(numbers: Linear) -> list[Parts]:
   """Returns the parts of each number's variance, those that are not 0.
 
   That between clusters contains the interaction (of trainings with questions,
   with that of evaluation seeds inside it) only where a row has one training.
   The parts of different strata, and of independent trainings, are one.
   """
-  groups = [found.group == group for group in np.unique(found.group)]
-  several = [own for own in groups if own.sum() > 1]
-  nothing = np.zeros(len(found.value))
-  trained = [_jackknife(found.run[own]) for own in several] or [(nothing, 1)]
-  asked = []
-  for scores, both, one, whole in zip(
-    found.cluster, found.both, found.answer, found.answers, strict=True
+  masks = [numbers.group == group for group in np.unique(numbers.group)]
+  repeated = [mask for mask in masks if mask.sum() > 1]
+  zero = np.zeros(len(numbers.value))
+  run_parts = [_jackknife(numbers.run[mask]) for mask in repeated]
+  question_parts = []
+  for scores, run_cluster, one_answer, all_answers in zip(
+    numbers.cluster,
+    numbers.run_cluster,
+    numbers.one_answer,
+    numbers.all_answers,
+    strict=True,
   ):
     spread, freedom = _jackknife(scores)
     # Two answers that change, one for the better and one for the worse, keep
     # an interval open where few questions vary (after Bonett and Price 2012);
     # where none varies, all answers to a question may change together.
-    change = np.where(spread > 0, one, whole)
-    shared = sum((_interaction(both[own]) for own in several), nothing)
-    asked.append((np.maximum(spread - shared, 0.0) + 2 * change**2, freedom))
-  kinds = [_together(*zip(*kind, strict=True)) for kind in (asked, trained)]
-  numbers = np.stack([x for kind in kinds for x in kind], axis=1).tolist()
+    change = np.where(spread > 0, one_answer, all_answers)
+    interaction = sum(
+      (_interaction(run_cluster[mask]) for mask in repeated), zero
+    )
+    between = np.maximum(spread - interaction, 0.0)
+    question_parts.append((between + 2 * change**2, freedom))
+  question_variance, question_freedom = _sum_variances(question_parts)
+  run_variance, run_freedom = _sum_variances(run_parts or [(zero, 1)])
+  table = np.stack(
+    [question_variance, question_freedom, run_variance, run_freedom], axis=1
+  )
   return [
-    tuple(part for part in ((a, b), (c, d)) if part[0] != 0)
-    for a, b, c, d in numbers
+    tuple(part for part in (row[:2], row[2:]) if part[0] != 0)
+    for row in map(tuple, table.tolist())
   ]
 
 
@@ -310,44 +352,45 @@ def _jackknife(scores: np.ndarray) -> tuple[np.ndarray, int]:
   return (n - 1) / n * (gap**2).sum(axis=0), n - 1
 
 
-def _interaction(both: np.ndarray) -> np.ndarray:
+def _interaction(scores: np.ndarray) -> np.ndarray:
   """Returns the variance from `[R, G, S]` scores of trainings on clusters."""
-  runs, n, _ = both.shape
-  inner = both - both.mean(axis=0)
+  runs, n, _ = scores.shape
+  inner = scores - scores.mean(axis=0)
   inner = inner - inner.mean(axis=1, keepdims=True)
   scale = runs / (runs - 1) * n / max(n - 1, 1)
   return scale * (inner**2).sum(axis=(0, 1))
 
 
-def _together(
-  parts: Sequence[np.ndarray], freedom: Sequence[int]
+def _sum_variances(
+  parts: Sequence[tuple[np.ndarray, int]],
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the sum of variances of one kind, and its degrees of freedom.
 
   Those are Satterthwaite's, https://doi.org/10.2307/3002019.
   """
-  total = np.sum(parts, axis=0)
-  each = [part**2 / df for part, df in zip(parts, freedom, strict=True)]
-  squares = np.sum(each, axis=0)
+  total = np.sum([part for part, _ in parts], axis=0)
+  squares = np.sum([part**2 / df for part, df in parts], axis=0)
+  largest = max(df for _, df in parts)
   with np.errstate(divide="ignore", invalid="ignore"):
-    return total, np.where(squares > 0, total**2 / squares, max(freedom))
+    return total, np.where(squares > 0, total**2 / squares, largest)
 
 
 def reach(parts: Parts, tail: float) -> float:
   """Returns the half-width of an interval with `tail` on each side."""
-  total = sum(v for v, _ in parts)
-  weighted = sum(-float(special.stdtrit(df, tail)) * v for v, df in parts)
+  total = sum(part for part, _ in parts)
+  weighted = sum(-float(special.stdtrit(df, tail)) * part for part, df in parts)
   return weighted / math.sqrt(total) if total else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
-  """A number with what is known about it.
+  """A number, its interval and its test against zero.
 
   Attributes:
     estimate: the value and its 95 % interval.
-    parts: of the error; empty without an interval, or without an error.
-    trainings: number of trainings of each row, the smaller one.
+    parts: the parts of its variance; empty if the number has no interval or no
+      error.
+    trainings: number of trainings of the row that has fewer.
   """
 
   estimate: Estimate
@@ -356,9 +399,9 @@ class Effect:
 
   @property
   def detectable(self) -> float | None:
-    """The smallest true effect that is found with a probability of 80 %.
+    """The smallest true effect whose interval excludes zero in 80 % of cases.
 
-    Found: its 95 % interval excludes zero.
+    None if the number has no interval.
     """
     if not self.parts:
       return None
@@ -390,16 +433,18 @@ class Effect:
 UNKNOWN = Effect(NOTHING)
 
 
-def effects(found: Linear) -> list[Effect]:
-  """Returns numbers without bounds, such as means and differences."""
-  return [
-    _effect(found, value, value - half, value + half, parts)
-    for value, parts in zip(found.value, variance(found), strict=True)
-    for half in [reach(parts, _TAIL)]
-  ]
+def effects(numbers: Linear) -> list[Effect]:
+  """Returns unbounded numbers, such as means and differences."""
+  out = []
+  for value, parts in zip(numbers.value, variance(numbers), strict=True):
+    half = reach(parts, _TAIL)
+    out.append(_effect(numbers, value, value - half, value + half, parts))
+  return out
 
 
-def rates(found: Linear, trials: Sequence[float] | None = None) -> list[Effect]:
+def rates(
+  numbers: Linear, trials: Sequence[float] | None = None
+) -> list[Effect]:
   """Returns numbers in [0, 1], with Wilson's interval.
 
   The number of trials of Wilson's formula is that of independent trials with
@@ -407,43 +452,50 @@ def rates(found: Linear, trials: Sequence[float] | None = None) -> list[Effect]:
   of questions, as if all answers to a question were one.
 
   Args:
-    found: rates, or averages of rates.
-    trials: for each rate, its number of trials, which the number of
-      independent ones does not exceed; None: no bound.
+    numbers: rates, or averages of rates.
+    trials: for each rate, its number of trials, an upper bound of the number
+      of independent ones; None: no bound.
   """
-  closed = tuple(np.zeros_like(part) for part in found.answer)
-  without = dataclasses.replace(found, answer=closed, answers=closed)
+  # Wilson's interval stays open at 0 and 1, so no answer need change.
+  zeros = tuple(np.zeros_like(part) for part in numbers.one_answer)
+  closed = dataclasses.replace(numbers, one_answer=zeros, all_answers=zeros)
   out = []
-  for place, (value, parts) in enumerate(
-    zip(found.value, variance(without), strict=True)
+  for i, (value, parts) in enumerate(
+    zip(numbers.value, variance(closed), strict=True)
   ):
-    total, independent = sum(v for v, _ in parts), value * (1 - value)
-    if np.isnan(value) or (np.isnan(total) and len(found.cluster) > 1):
-      out.append(_effect(found, value, np.nan, np.nan, parts))
+    total = sum(part for part, _ in parts)
+    if np.isnan(value) or (np.isnan(total) and len(numbers.cluster) > 1):
+      out.append(_effect(numbers, value, np.nan, np.nan, parts))
       continue
-    n, at = float(found.asked), _NORMAL
+    one_trial = value * (1 - value)  # Variance of a single trial.
+    n = float(numbers.question_count)
+    quantile = _NORMAL
     if np.isnan(total):  # There is one cluster.
       n = 1.0
-    elif independent > 1e-12 and total > 0:
+    elif one_trial > 1e-12 and total > 0:
       # The jackknife's variance of one trial a question is p (1 - p) / (n - 1).
-      n, at = independent / total + 1, reach(parts, _TAIL) / total**0.5
-    if trials is not None and n >= trials[place] * (1 - 1e-9):
-      n, at = float(trials[place]), _NORMAL
-    out.append(_effect(found, value, *score(value, n, at), parts))
+      n = one_trial / total + 1
+      quantile = reach(parts, _TAIL) / total**0.5
+    if trials is not None and n >= trials[i] * (1 - 1e-9):
+      n = float(trials[i])
+      quantile = _NORMAL
+    low, high = score(value, n, quantile)
+    out.append(_effect(numbers, value, low, high, parts))
   return out
 
 
 def _effect(
-  found: Linear, value: float, low: float, high: float, parts: Parts
+  numbers: Linear, value: float, low: float, high: float, parts: Parts
 ) -> Effect:
   if np.isnan(value):
     return UNKNOWN
   if np.isnan(low):
     return Effect(Estimate(float(value), None, None))
-  _, trainings = np.unique(found.group, return_counts=True)
-  known = () if np.isnan(sum(v for v, _ in parts)) else parts
-  ends = Estimate(float(value), float(low), float(high))
-  return Effect(ends, known, int(trainings.min()))
+  _, trainings = np.unique(numbers.group, return_counts=True)
+  if np.isnan(sum(part for part, _ in parts)):
+    parts = ()
+  estimate = Estimate(float(value), float(low), float(high))
+  return Effect(estimate, parts, int(trainings.min()))
 
 
 def holm(p_values: npt.ArrayLike) -> np.ndarray:

@@ -32,7 +32,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     path: path of the finished file, `<name>.jsonl`; its folder exists.
     rows: total number of rows.
     place: returns a row's index among them.
-    again: whether a row of an earlier start is dropped, to be written again.
+    again: returns whether a row of an earlier start is dropped, to be written
+      again.
 
   Raises:
     ValueError: a line is not a row.
@@ -85,7 +86,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         f"{self._partial} lacks {missing} of {len(self._starts)} rows; "
         "expected all before the file is finished."
       )
-    with disk.replacing(self._path) as beside, beside.open("wb") as out:
+    with disk.replacing(self._path) as temporary, temporary.open("wb") as out:
       for start in self._starts.tolist():
         self._file.seek(start)
         out.write(self._file.readline())
@@ -140,14 +141,21 @@ def parse(
   lines: Iterable[str | bytes],
   *,
   source: str,
-  of: str = "episode",
+  row_kind: str = "episode",
   advice: str = "Evaluate this row again.",
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields where a line is, for messages, and its JSON object.
+  """Yields each line's location, for messages, and its JSON object.
 
-  Blank lines are skipped. Messages name the file, `source`, and say that a line
-  is one `of` something, with some advice. Raises ValueError if a line is not a
-  JSON object.
+  Blank lines are skipped.
+
+  Args:
+    lines: the lines of a file.
+    source: names the file in messages.
+    row_kind: names the content of a line in messages.
+    advice: the last sentence of messages.
+
+  Raises:
+    ValueError: a line is not a JSON object.
   """
   for number, line in enumerate(lines, start=1):
     if not line.strip():
@@ -158,7 +166,7 @@ def parse(
     except (ValueError, RecursionError) as error:
       raise ValueError(
         f"{where}: found text that is not JSON ({error}); "
-        f"expected one {of} a line. {advice}"
+        f"expected one {row_kind} a line. {advice}"
       ) from error
     if not isinstance(row, dict):
       raise ValueError(
@@ -180,12 +188,20 @@ def _decoded(line: str | bytes) -> Any:
     return json.loads(line)
 
 
-def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-  """Writes what a folder's rows are of, or checks it against the folder.
+def claim_folder(
+  folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]
+) -> None:
+  """Writes files that identify a folder's rows, or compares them.
 
-  The folder is made if it is missing. `files` has the JSON values that identify
-  the rows, by file name. Raises ValueError, with the first difference, if a
-  file of the folder holds others.
+  The folder is made if it is missing.
+
+  Args:
+    folder: the folder of the rows.
+    files: by file name, the JSON values that identify the rows.
+
+  Raises:
+    ValueError: a file of the folder holds other values; the message has the
+      first difference.
   """
   folder.mkdir(parents=True, exist_ok=True)
   for name, values in files.items():
@@ -194,14 +210,12 @@ def claim(folder: pathlib.Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     if not path.is_file():
       disk.write_whole(path, text)
     elif path.read_text() != text:
-      found, expected = (
-        dict(settings.leaves(each))
-        for each in (json_files.read(path), json.loads(text))
-      )
-      for key in expected | found:
-        if found.get(key) != expected.get(key):
+      stored = dict(settings.leaves(json_files.read(path)))
+      current = dict(settings.leaves(json.loads(text)))
+      for key in current | stored:
+        if stored.get(key) != current.get(key):
           raise ValueError(
-            f"{path}: {key} is {found.get(key)!r} there and "
-            f"{expected.get(key)!r} now; {folder} holds the results of other "
+            f"{path}: {key} is {stored.get(key)!r} there and "
+            f"{current.get(key)!r} now; {folder} holds the results of other "
             "settings. Name another folder, or remove it."
           )

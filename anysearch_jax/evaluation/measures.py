@@ -57,12 +57,12 @@ MEASURES = {
   "cost": Measure("cost"),
   "regret": Measure("regret", "optimum_n", signed=True),
   "judged": Measure("judged", "judged_n", answers="judged_n", rate=True),
-  **{name: Measure(name, f"{name}_n") for name in columns.FOUND},
 }
+MEASURES |= {name: Measure(name, f"{name}_n") for name in columns.EVIDENCE}
 # Quantities that are no column of the episodes.
 _DERIVED: dict[str, Callable[[columns.Columns], np.ndarray]] = {
   "n": lambda table: np.ones(len(table)),
-  "tool_em": lambda table: table.em * (table.budget >= 1),
+  "tool_em": lambda table: np.where(table.budget >= 1, table.em, 0.0),
   "tool_n": lambda table: (table.budget >= 1).astype(float),
   "unused": lambda table: table.budget - table.searches,
   "invalid": lambda table: table.ended("invalid").astype(float),
@@ -74,10 +74,11 @@ _DERIVED: dict[str, Callable[[columns.Columns], np.ndarray]] = {
 
 def quantity(table: columns.Columns, name: str) -> np.ndarray:
   """Returns a quantity of each episode, float `[P]`; none may have failed."""
-  derived, of = _DERIVED.get(name), name.removesuffix("_n")
-  if of in (*columns.FOUND, "judged"):  # What some episodes lack.
-    values = table.values[of]
-    return np.nan_to_num(values) if of == name else 1.0 - np.isnan(values)
+  column = name.removesuffix("_n")
+  if column in (*columns.EVIDENCE, "judged"):  # nan in some episodes.
+    values = table.values[column]
+    return np.nan_to_num(values) if column == name else 1.0 - np.isnan(values)
+  derived = _DERIVED.get(name)
   return getattr(table, name) if derived is None else derived(table)
 
 
@@ -107,27 +108,31 @@ class Sums:
   def linearised(
     self, measures: Sequence[str], pools: np.ndarray | None = None
   ) -> inference.Linear:
-    """Linearises M measures, each pooled over some budgets, as L M numbers.
+    """Linearises M measures, each pooled over budgets.
 
-    `pools`, bool `[L, B]`, are the budgets of each pool, None: one pool of all.
-    The numbers of a pool are side by side.
+    Args:
+      measures: keys of `MEASURES`.
+      pools: bool `[L, B]`, the budgets of each pool; None: one pool of all.
+
+    Returns:
+      L M numbers; those of a pool are adjacent.
     """
     top, bottom, counts = self.parts(measures, pools)
-    found = inference.ratios(
-      *(top, bottom),
+    linear = inference.ratios(
+      top,
+      bottom,
       runs=self.runs,
       trials=counts.sum(axis=0),
       clusters=self.cluster,
     )
-    # Other numerators are amounts, not answers.
-    counted = np.tile(
-      [bool(MEASURES[m].answers) for m in measures],
-      counts.shape[-1] // len(measures),
-    )
+    # A changed answer moves only numerators that count answers, not amounts.
+    counts_answers = [bool(MEASURES[m].answers) for m in measures]
+    pool_count = counts.shape[-1] // len(measures)
+    counted = np.tile(counts_answers, pool_count)
     return dataclasses.replace(
-      found,
-      answer=tuple(np.where(counted, x, 0.0) for x in found.answer),
-      answers=tuple(np.where(counted, x, 0.0) for x in found.answers),
+      linear,
+      one_answer=tuple(np.where(counted, x, 0.0) for x in linear.one_answer),
+      all_answers=tuple(np.where(counted, x, 0.0) for x in linear.all_answers),
     )
 
   def parts(
@@ -139,30 +144,33 @@ class Sums:
     pooled = np.stack(
       [self.values[:, :, pool].sum(axis=2) for pool in pools], axis=2
     )
-    shape = *pooled.shape[:2], -1
+    run_count, question_count = pooled.shape[:2]
 
-    def of(names: Sequence[str]) -> np.ndarray:
-      return pooled[..., [self.names.index(n) for n in names]].reshape(shape)
+    def select(names: Sequence[str]) -> np.ndarray:
+      indices = [self.names.index(name) for name in names]
+      return pooled[..., indices].reshape(run_count, question_count, -1)
 
     return (
-      of([MEASURES[m].top for m in measures]),
-      of([MEASURES[m].bottom for m in measures]),
-      of([MEASURES[m].answers or "n" for m in measures]),
+      select([MEASURES[m].top for m in measures]),
+      select([MEASURES[m].bottom for m in measures]),
+      select([MEASURES[m].answers or "n" for m in measures]),
     )
 
   def by_dataset(self) -> list[Sums]:
     """Returns one part for each dataset, in the order of `datasets`."""
-    return [
-      dataclasses.replace(
-        self,
-        values=self.values[:, own],
-        stratum=np.zeros(int(own.sum()), dtype=np.int64),
-        cluster=self.cluster[own],
-        datasets=(name,),
+    parts = []
+    for code, name in enumerate(self.datasets):
+      mask = self.stratum == code
+      parts.append(
+        dataclasses.replace(
+          self,
+          values=self.values[:, mask],
+          stratum=np.zeros(int(mask.sum()), dtype=np.int64),
+          cluster=self.cluster[mask],
+          datasets=(name,),
+        )
       )
-      for code, name in enumerate(self.datasets)
-      for own in [self.stratum == code]
-    ]
+    return parts
 
   def averages(
     self, measures: Sequence[str], pools: np.ndarray | None = None
@@ -177,29 +185,28 @@ def sums(
   measured: columns.Measured, measures: Sequence[str] = tuple(MEASURES)
 ) -> Sums:
   """Sums the quantities that `measures` need over the scored episodes."""
-  table = columns.of(measured).scored()
-  wanted = [MEASURES[m] for m in measures]
-  names = tuple(
-    dict.fromkeys(
-      n for m in wanted for n in (m.top, m.bottom, m.answers or "n")
-    )
-  )
+  table = columns.as_columns(measured).scored()
+  names: dict[str, None] = {}  # An ordered set.
+  for name in measures:
+    measure = MEASURES[name]
+    quantities = (measure.top, measure.bottom, measure.answers or "n")
+    names |= dict.fromkeys(quantities)
   present, question = np.unique(table.question, return_inverse=True)
   budgets, budget = np.unique(table.budget, return_inverse=True)
   runs, run = np.unique(table.run, return_inverse=True)
   sets, stratum = np.unique(table.dataset_of[present], return_inverse=True)
   return Sums(
-    inference.cell_sums(
+    values=inference.cell_sums(
       (run, question, budget),
       (len(runs), len(present), len(budgets)),
       [quantity(table, name) for name in names],
     ),
-    names,
-    tuple(table.runs[code] for code in runs),
-    tuple(map(int, budgets)),
-    stratum,
-    table.cluster_of[present],
-    tuple(table.datasets[code] for code in sets),
+    names=tuple(names),
+    runs=tuple(table.runs[code] for code in runs),
+    budgets=tuple(map(int, budgets)),
+    stratum=stratum,
+    cluster=table.cluster_of[present],
+    datasets=tuple(table.datasets[code] for code in sets),
   )
 
 
@@ -210,18 +217,17 @@ def ratios(
 ) -> inference.Linear:
   """Linearises ratios of two sums over episodes, such as conditional rates.
 
-  None of the P >= 1 episodes failed. `tops` and `bottoms` have for each ratio,
-  float or bool `[P]`, what is summed.
+  Args:
+    table: P >= 1 episodes, none of which failed.
+    tops: for each ratio, float or bool `[P]`, the terms of the numerator.
+    bottoms: for each ratio, float or bool `[P]`, those of the denominator.
   """
   ids, question = np.unique(table.question, return_inverse=True)
   runs, run = np.unique(table.run, return_inverse=True)
   shape = len(runs), len(ids)
-  sums = (
-    inference.cell_sums((run, question), shape, parts)
-    for parts in (tops, bottoms)
-  )
   return inference.ratios(
-    *sums,
+    inference.cell_sums((run, question), shape, tops),
+    inference.cell_sums((run, question), shape, bottoms),
     runs=[table.runs[code] for code in runs],
     clusters=table.cluster_of[ids],
   )
@@ -239,38 +245,49 @@ def estimates(
   trainings (`inference.rates`). Means and ratios have Student's, of their
   linearised scores.
 
-  With `weigh_sets`, each measure is computed in each dataset and averaged with
-  equal weights, as in the paper's main table. Failed episodes are left out. A
-  measure that is undefined (in a dataset) is NOTHING.
+  Args:
+    measured: the episodes; failed ones are left out.
+    measures: keys of `MEASURES`.
+    weigh_sets: whether each measure is computed in each dataset and averaged
+      with equal weights, as in the paper's main table.
+
+  Returns:
+    The estimates by measure; NOTHING where it is undefined (in a dataset).
   """
-  found = sums(measured, measures)
-  if not found.datasets:
+  totals = sums(measured, measures)
+  if not totals.datasets:
     return dict.fromkeys(measures, inference.NOTHING)
   if weigh_sets:
-    made = inferred(found.averages(measures), measures)
+    numbers = inferred(totals.averages(measures), measures)
   else:
-    trials = len(columns.of(measured).scored())
-    made = inferred(found.linearised(measures), measures, trials)
-  return dict(zip(measures, made, strict=True))
+    trials = len(columns.as_columns(measured).scored())
+    numbers = inferred(totals.linearised(measures), measures, trials)
+  return dict(zip(measures, numbers, strict=True))
 
 
 def inferred(
-  found: inference.Linear, measures: Sequence[str], trials: float | None = None
+  numbers: inference.Linear,
+  measures: Sequence[str],
+  trials: float | None = None,
 ) -> list[inference.Estimate]:
   """Returns the estimates of numbers, each with the interval of its measure.
 
-  `measures` has that of each number; `trials` are as for `inference.rates`.
+  Args:
+    numbers: M numbers.
+    measures: for each number, its key in `MEASURES`.
+    trials: number of trials of each rate, see `inference.rates`.
   """
-  bounded = [i for i, name in enumerate(measures) if MEASURES[name].rate]
-  others = [i for i, name in enumerate(measures) if not MEASURES[name].rate]
-  rates = inference.rates(
-    found.columns(bounded), None if trials is None else [trials] * len(bounded)
-  )
-  means = inference.effects(found.columns(others))
-  out = {i: effect.estimate for i, effect in zip(bounded, rates, strict=True)}
-  for i, effect in zip(others, means, strict=True):
-    made = effect.estimate
-    if made.low is not None and not MEASURES[measures[i]].signed:
-      made = made._replace(low=max(0.0, made.low))
-    out[i] = made
-  return [out[i] for i in range(len(measures))]
+  rates = [i for i, name in enumerate(measures) if MEASURES[name].rate]
+  means = [i for i, name in enumerate(measures) if not MEASURES[name].rate]
+  rate_trials = None if trials is None else [trials] * len(rates)
+  estimates: dict[int, inference.Estimate] = {}
+  bounded = inference.rates(numbers.columns(rates), rate_trials)
+  for i, effect in zip(rates, bounded, strict=True):
+    estimates[i] = effect.estimate
+  unbounded = inference.effects(numbers.columns(means))
+  for i, effect in zip(means, unbounded, strict=True):
+    estimate = effect.estimate
+    if estimate.low is not None and not MEASURES[measures[i]].signed:
+      estimate = estimate._replace(low=max(0.0, estimate.low))
+    estimates[i] = estimate
+  return [estimates[i] for i in range(len(measures))]

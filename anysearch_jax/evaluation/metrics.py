@@ -19,28 +19,31 @@ from anysearch_jax.evaluation import columns, inference, judging, measures
 class Part:
   """Some episodes; its attributes are the measures of `measures.MEASURES`.
 
-  They are estimated together, once one of them is asked.
+  All of them are estimated together, when the first one is read.
 
   Attributes:
     table: the episodes that did not fail, which are measured.
-    n, failed: number of these episodes, and of failed ones.
+    n: number of episodes that did not fail.
+    failed: number of failed episodes.
     weigh_sets: whether a measure is the average over datasets with equal
       weights, as in the paper (TP is pooled within each); otherwise episodes
       weigh alike.
   """
 
   def __init__(self, table: columns.Columns, *, weigh_sets: bool = False):
-    self.table, self.weigh_sets = table.scored(), weigh_sets
-    self.n, self.failed = len(self.table), len(table) - len(self.table)
+    self.table = table.scored()
+    self.weigh_sets = weigh_sets
+    self.n = len(self.table)
+    self.failed = len(table) - len(self.table)
 
   @functools.cached_property
-  def _found(self) -> Mapping[str, inference.Estimate]:
+  def _estimates(self) -> Mapping[str, inference.Estimate]:
     return measures.estimates(self.table, weigh_sets=self.weigh_sets)
 
   def __getattr__(self, measure: str) -> inference.Estimate:
     if measure not in measures.MEASURES:
       raise AttributeError(f"Found {measure!r}, expected a measure.")
-    return self._found[measure]
+    return self._estimates[measure]
 
   @property
   def calibration(self) -> float | None:
@@ -48,9 +51,9 @@ class Part:
     return judging.calibration_error(self.table.confidence, self.table.judged)
 
   def over(self, budgets: Iterable[int], *, weigh_sets: bool = False) -> Part:
-    """Returns its episodes at some budgets."""
-    chosen = np.isin(self.table.budget, list(budgets))
-    return Part(self.table.where(chosen), weigh_sets=weigh_sets)
+    """Returns the episodes of this part at some budgets."""
+    mask = np.isin(self.table.budget, list(budgets))
+    return Part(self.table.where(mask), weigh_sets=weigh_sets)
 
 
 class Curve(NamedTuple):
@@ -84,7 +87,9 @@ class Row:
   @functools.cached_property
   def columns(self) -> columns.Columns:
     """All episodes as arrays."""
-    return columns.of(self.episodes) if self.table is None else self.table
+    return (
+      columns.as_columns(self.episodes) if self.table is None else self.table
+    )
 
   @functools.cached_property
   def whole(self) -> Part:
@@ -105,8 +110,8 @@ class Row:
     """The scored episodes by dataset and budget; none is empty."""
     return {
       (dataset, budget): Part(part)
-      for dataset, found in columns.by_dataset(self.whole.table).items()
-      for budget, part in columns.by_budget(found).items()
+      for dataset, table in columns.by_dataset(self.whole.table).items()
+      for budget, part in columns.by_budget(table).items()
     }
 
   @functools.cached_property
@@ -144,9 +149,11 @@ def _area(table: columns.Columns) -> inference.Estimate:
   budgets = np.array(sums.budgets)
   if len(budgets) < 2:
     return inference.NOTHING
-  each_budget = np.eye(len(budgets))
-  weights = np.trapezoid(each_budget, budgets, axis=-1)
+  # The area is linear in the heights: the weight of a budget is the area under
+  # a curve that is 1 there and 0 elsewhere.
+  unit_curves = np.eye(len(budgets))
+  weights = np.trapezoid(unit_curves, budgets, axis=-1)
   weights /= budgets[-1] - budgets[0]
-  heights = sums.averages(("accuracy",), each_budget.astype(bool))
+  heights = sums.averages(("accuracy",), unit_curves.astype(bool))
   (area,) = inference.rates(heights.combined(weights[None]))
   return area.estimate

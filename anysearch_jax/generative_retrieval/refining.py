@@ -22,7 +22,9 @@ from anysearch_jax.host import json_files
 from anysearch_jax.methods import search_o1
 from anysearch_jax.rollout import searching
 
-_MOST_CHARACTERS = 6000
+# Limits of the released code: characters of a page that the model reads, and
+# steps at the end of a response, with the empty one that ends it.
+_MAX_CHARACTERS = 6000
 _LAST_STEPS = 4
 
 
@@ -39,7 +41,8 @@ class RefiningRetriever:
   def __init__(
     self, retriever: Any, refiner: Any, *, config: config_lib.SearchConfig
   ):
-    self._retriever, self._refiner = retriever, refiner
+    self._retriever = retriever
+    self._refiner = refiner
     self._searcher = searching.BatchingRetriever(retriever, config)
 
   def attach(self, engine: types.Engine, codec: types.TextCodec) -> None:
@@ -55,14 +58,17 @@ class RefiningRetriever:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Returns refined passages. Raises as the retriever and refiner do."""
-    found = await self._searcher.search(request)
-    return tuple(await self._refiner.refine(request, found))
+    passages = await self._searcher.search(request)
+    return tuple(await self._refiner.refine(request, passages))
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify retriever and refiner, with a hash."""
-    said = {"kind": "refined", "by": self._refiner.identity()}
-    said["of"] = self._retriever.identity(corpora)
-    return {**said, "sha256": json_files.sha256(said)}
+    values = {
+      "kind": "refined",
+      "by": self._refiner.identity(),
+      "of": self._retriever.identity(corpora),
+    }
+    return {**values, "sha256": json_files.sha256(values)}
 
 
 class ModelRefiner:
@@ -81,7 +87,8 @@ class ModelRefiner:
     marks: Sequence[str],
     texts: wording.Texts | None = None,
   ):
-    self._model, self._marks = model, tuple(marks)
+    self._model = model
+    self._marks = tuple(marks)
     self.attach = functools.partial(searching.attach, model)
     texts = texts or search_o1.WORDINGS["search_o1"].texts()
     self._reader = texts.values["reader"]
@@ -90,14 +97,14 @@ class ModelRefiner:
     self._sha256 = texts.sha256
 
   async def refine(
-    self, request: types.SearchRequest, found: Sequence[types.Passage]
+    self, request: types.SearchRequest, passages: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
-    """Returns one passage, whose id joins the ids of the documents.
+    """Returns one passage, whose id joins the ids of `passages`.
 
     Raises:
       types.EngineError, types.RetrievalError: the model gave no reply.
     """
-    if not found:
+    if not passages:
       return (types.Passage("", "", self._nothing),)
     context = request.known_context()
     prompt = self._reader.format(
@@ -105,7 +112,7 @@ class ModelRefiner:
       nothing=self._nothing,
       reasoning=reasoning(context.text, self._marks),
       query=request.query,
-      documents="".join(itertools.starmap(_page, enumerate(found, 1))),
+      documents="".join(itertools.starmap(_page, enumerate(passages, 1))),
     )
     reply = await self._model.complete(
       prompt, address=context.address, turn=context.turn
@@ -113,8 +120,8 @@ class ModelRefiner:
     _, _, text = reply.rpartition(self._final)
     text = text.replace("\n", "").strip("`") if self._final in reply else ""
     text = text.strip()
-    read = "+".join(passage.id for passage in found)
-    return (types.Passage(read, "", text or self._nothing),)
+    joined_ids = "+".join(passage.id for passage in passages)
+    return (types.Passage(joined_ids, "", text or self._nothing),)
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the refiner."""
@@ -124,10 +131,16 @@ class ModelRefiner:
 def _page(rank: int, passage: types.Passage) -> str:
   """Returns a passage as the released code shows a web page."""
   address = passage.id if passage.id.startswith("http") else ""
-  shown = {"id": rank, "title": passage.title, "url": address}
-  shown |= dict.fromkeys(("site_name", "date", "snippet"), "")
-  shown |= {"context": passage.text[:_MOST_CHARACTERS]}
-  text = json.dumps(shown, ensure_ascii=False, indent=2)
+  fields = {
+    "id": rank,
+    "title": passage.title,
+    "url": address,
+    "site_name": "",
+    "date": "",
+    "snippet": "",
+    "context": passage.text[:_MAX_CHARACTERS],
+  }
+  text = json.dumps(fields, ensure_ascii=False, indent=2)
   return f"**Web Page {rank}:**\n{text}\n"
 
 
@@ -135,7 +148,7 @@ def reasoning(text: str, marks: Sequence[str]) -> str:
   """Returns the steps of a response that the second call reads, numbered.
 
   Args:
-    text: of the response; a line is a step.
+    text: the response; each line is a step.
     marks: texts that begin searches and their results.
 
   Returns:
@@ -145,7 +158,7 @@ def reasoning(text: str, marks: Sequence[str]) -> str:
   lines = text.replace("\n\n", "\n").split("\n")
   steps = [f"Step {i}: {line}" for i, line in enumerate(lines, 1)]
   steps.append("")  # The released code counts the end of the text as a step.
-  kept: list[str] = []
+  read_steps: list[str] = []
   for i, step in enumerate(steps):
     if (
       len(steps) <= _LAST_STEPS + 1
@@ -153,7 +166,7 @@ def reasoning(text: str, marks: Sequence[str]) -> str:
       or i >= len(steps) - _LAST_STEPS
       or any(mark in step for mark in marks)
     ):
-      kept.append(step)
-    elif kept[-1] != "...":
-      kept.append("...")
-  return "\n\n".join(kept).strip("\n")
+      read_steps.append(step)
+    elif read_steps[-1] != "...":
+      read_steps.append("...")
+  return "\n\n".join(read_steps).strip("\n")

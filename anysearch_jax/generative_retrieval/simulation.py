@@ -43,7 +43,7 @@ class SimulatedRetriever:
     noise: the schedule of noisy passages.
     rollouts: number of rollouts of the run; the progress in the schedule is the
       share of them that is done, at most 1.
-    seed: of the run.
+    seed: the run's seed.
   """
 
   simulator: Any
@@ -65,8 +65,8 @@ class SimulatedRetriever:
   ) -> Sequence[types.Passage]:
     """Returns useful or noisy passages; raises as the simulator."""
     context = request.known_context()
-    found = await self.simulator.find(request, noisy=self.noisy(context))
-    return tuple(found[: request.k])
+    passages = await self.simulator.find(request, noisy=self.noisy(context))
+    return tuple(passages[: request.k])
 
   def noisy(self, context: types.SearchContext) -> bool:
     """Returns whether a search is answered by noisy passages."""
@@ -78,10 +78,14 @@ class SimulatedRetriever:
 
   def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
     """Returns JSON values that identify simulator and schedule, with a hash."""
-    said = {"kind": "simulated", "by": self.simulator.identity(corpora)}
-    said |= {"noise": dataclasses.asdict(self.noise)}
-    said |= {"rollouts": self.rollouts, "seed": self.seed}
-    return {**said, "sha256": json_files.sha256(said)}
+    values = {
+      "kind": "simulated",
+      "by": self.simulator.identity(corpora),
+      "noise": dataclasses.asdict(self.noise),
+      "rollouts": self.rollouts,
+      "seed": self.seed,
+    }
+    return {**values, "sha256": json_files.sha256(values)}
 
 
 class ModelSimulator:
@@ -121,13 +125,13 @@ class ModelSimulator:
     reply = await self._model.complete(
       prompt, address=context.address, turn=context.turn
     )
-    found = passages(reply, kind)
-    if not found:
+    documents = passages(reply, kind)
+    if not documents:
       raise types.RetrievalError(
         f"Found no passage in the simulator's reply {reply[:80]!r}; expected "
         "documents."
       )
-    return found[: request.k]
+    return documents[: request.k]
 
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
     """Returns JSON values that identify the simulator."""
@@ -148,10 +152,12 @@ def passages(reply: str, kind: str) -> list[types.Passage]:
   pairs = list(zip(parts[::2], parts[1::2], strict=True)) or [
     ("", _BULLET.sub("", line)) for line in reply.splitlines()
   ]
-  named = [
-    ((title or "").strip(' "'), " ".join(x.split())) for title, x in pairs
-  ]
-  return [
-    types.Passage(f"simulated/{kind}/{i}", title and f'"{title}"', text)
-    for i, (title, text) in enumerate((each for each in named if each[1]), 1)
-  ]
+  documents: list[types.Passage] = []
+  for title, text in pairs:
+    title = (title or "").strip(' "')
+    text = " ".join(text.split())
+    if text:
+      id_ = f"simulated/{kind}/{len(documents) + 1}"
+      quoted_title = f'"{title}"' if title else ""
+      documents.append(types.Passage(id_, quoted_title, text))
+  return documents

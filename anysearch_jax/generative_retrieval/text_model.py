@@ -38,7 +38,8 @@ class EngineModel:
   def __init__(
     self, config: config_lib.TextModelConfig, *, stop: tuple[str, ...]
   ):
-    self._config, self._stop = config, stop
+    self._config = config
+    self._stop = stop
     self._attached: tuple[types.Engine, types.TextCodec] | None = None
     self.counters: Counter[str] = Counter()
 
@@ -53,8 +54,9 @@ class EngineModel:
 
     Args:
       prompt: any text.
-      address, turn: of the episode that waits for the reply. They determine the
-        random numbers, which differ from the episode's own.
+      address: the address of the episode that waits for the reply. With `turn`
+        it determines the random numbers, which differ from the episode's own.
+      turn: the turn of this episode.
 
     Raises:
       types.EngineError: the model gave no reply in time, or the prompt is too
@@ -67,10 +69,10 @@ class EngineModel:
       )
     engine, codec = self._attached
     engine.release(address)
-    own = address._replace(variant=address.variant + _VARIANT)
+    call_address = address._replace(variant=address.variant + _VARIANT)
     _, ids = codec.render(protocol.neutralise(prompt, codec.control_tokens))
     request = types.GenerateRequest(
-      own,
+      call_address,
       _TURN + turn,
       tuple(ids),
       self._config.max_tokens,
@@ -81,16 +83,16 @@ class EngineModel:
     self.counters["input_tokens"] += len(ids)
     try:
       async with asyncio.timeout(self._config.deadline):
-        said = await engine.generate(request)
+        generation = await engine.generate(request)
     except TimeoutError:
       raise types.EngineError(
         f"The second call of turn {turn} had no reply within "
         f"{self._config.deadline:g} seconds (retrieval.model.deadline)."
       ) from None
     finally:
-      engine.release(own)
-    self.counters["output_tokens"] += len(said.token_ids)
-    text = said.text
+      engine.release(call_address)
+    self.counters["output_tokens"] += len(generation.token_ids)
+    text = generation.text
     for stop in self._stop:
       text = text.removesuffix(stop)
     return text
@@ -127,12 +129,22 @@ class EndpointModel:
   async def complete(
     self, prompt: str, *, address: types.Address, turn: int
   ) -> str:
-    """See `EngineModel.complete`; raises RetrievalError."""
+    """Returns the model's reply to one user message.
+
+    Args:
+      prompt: any text.
+      address: the address of the episode that waits for the reply. With `turn`
+        it determines the seed of the request.
+      turn: the turn of this episode.
+
+    Raises:
+      types.RetrievalError: the model gave no reply.
+    """
     c = self._config
     self.counters["calls"] += 1
-    more = {}
+    options = {}
     if c.repetition_penalty != 1:  # OpenAI's own servers refuse it.
-      more["repetition_penalty"] = c.repetition_penalty
+      options["repetition_penalty"] = c.repetition_penalty
     text, usage = await self._endpoint.chat(
       c.name,
       protocol.neutralise(prompt),
@@ -141,7 +153,7 @@ class EndpointModel:
       top_p=c.top_p,
       # Replies are reproducible if the server honours the seed.
       seed=int(uniform(address, turn, "reply") * 2**31),
-      **more,
+      **options,
     )
     self.counters["input_tokens"] += usage.prompt
     self.counters["output_tokens"] += usage.completion
@@ -151,8 +163,8 @@ class EndpointModel:
     """Returns the address, the model and its sampling settings."""
     c = self._config
     names = ("temperature", "top_p", "repetition_penalty", "max_tokens")
-    said = {"kind": "endpoint", "url": self._endpoint.url, "model": c.name}
-    return said | {name: getattr(c, name) for name in names}
+    values = {"kind": "endpoint", "url": self._endpoint.url, "model": c.name}
+    return values | {name: getattr(c, name) for name in names}
 
 
 # Both count `calls`, `input_tokens` and `output_tokens`, as far as known.

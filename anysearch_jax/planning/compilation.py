@@ -19,6 +19,7 @@ from anysearch_jax.planning import programs as programs_lib
 from anysearch_jax.planning import targets
 from anysearch_jax.policy.attention import cudnn
 
+# A number of bytes, such as 15.75G, in the compiler's messages.
 _SIZE = r"\(?([\d.]+)([KMGT]?)\)?"
 # Errors of the TPU compiler for a program that exceeds the memory.
 _REFUSALS = (
@@ -35,12 +36,13 @@ class Part:
   Attributes:
     name: of the program.
     devices: number of devices.
-    kinds: bytes of its arguments by kind.
-    held: bytes that other programs keep meanwhile, by kind.
-    offloaded: bytes of other programs that are in host memory meanwhile.
-    arguments, temporary: bytes, by the compiler.
-    peak: peak bytes, or those in the compiler's refusal.
+    kinds: bytes of its arguments, by kind.
+    held: bytes that other programs keep on the device meanwhile, by kind.
+    arguments: bytes of its arguments, by the compiler.
+    temporary: temporary bytes, by the compiler.
+    peak: peak bytes, by the compiler or by its refusal.
     refused: whether the compiler refused the program as too large.
+    offloaded: bytes of other programs that are in host memory meanwhile.
   """
 
   name: str
@@ -74,7 +76,7 @@ class Part:
     return not self.refused and self.total <= target.capacity
 
 
-def compiled(
+def compile_program(
   program: programs_lib.Program,
   target: targets.Target,
   **options: Any,
@@ -104,7 +106,8 @@ def compiled(
     # some sizes have no tiles. So cuBLAS computes all products, and its
     # workspace counts as memory.
     options = {"xla_gpu_enable_triton_gemm": False, **options}
-  executable, needed = None, None
+  executable = None
+  needed = None
   with lowering, jax.sharding.use_abstract_mesh(_mesh(program)):
     traced = program.fn.trace(*program.args, **program.kwargs)
     with captured_stderr.standard_error():
@@ -133,24 +136,29 @@ def _mesh(program: programs_lib.Program) -> jax.sharding.AbstractMesh:
 def refused_bytes(message: str) -> int | None:
   """Returns the bytes that a refused program needs; None for other errors."""
   for pattern in _REFUSALS:
-    found = pattern.search(message)
-    if found:
-      return int(float(found[1]) * _UNITS[found[2]])
+    match = pattern.search(message)
+    if match:
+      return int(float(match[1]) * _UNITS[match[2]])
   return None
 
 
 def measure(
   program: programs_lib.Program,
-  together: Sequence[programs_lib.Program],
+  all_programs: Sequence[programs_lib.Program],
   target: targets.Target,
 ) -> Part:
-  """Compiles and measures a program; `together` are all programs of the run.
+  """Compiles and measures a program.
+
+  Args:
+    program: the program.
+    all_programs: all programs of the run, which share the devices.
+    target: the hardware that its arrays are on.
 
   Raises:
     jax.errors.JaxRuntimeError: the compiler failed for another reason than
       memory.
   """
-  executable, needed = compiled(program, target)
+  executable, needed = compile_program(program, target)
   platform = target.hardware.platform
   if executable is None:
     assert needed is not None  # The compiler said what it needs.
@@ -171,8 +179,8 @@ def measure(
     name=program.name,
     devices=len(devices(program)),
     kinds=kinds(program),
-    held=held(program, together),
-    offloaded=offloaded(program, together),
+    held=held_by_others(program, all_programs),
+    offloaded=offloaded(program, all_programs),
     arguments=arguments,
     temporary=temporary,
     peak=peak,
@@ -181,26 +189,27 @@ def measure(
 
 
 def hand_over(
-  together: Sequence[programs_lib.Program], *, itemsize: int
+  all_programs: Sequence[programs_lib.Program], *, itemsize: int
 ) -> Part:
   """Measures a hand-over of new weights to the engine by its arrays.
 
-  It is a program for each layer, so there is none to compile for the whole. The
-  trainer publishes a cast copy; the engine drops its old weights before it
-  makes new ones of that copy.
+  A hand-over runs a program for each layer, so no single program can be
+  compiled for it. The trainer publishes a cast copy; the engine drops its old
+  weights before it makes new ones from that copy.
 
   Args:
-    together: the programs of the run; training is first and decode last.
+    all_programs: the programs of the run; training is first and decode last.
     itemsize: bytes of a number of the compute type.
   """
-  trained, sampled = together[0], together[-1]
+  trained = all_programs[0]
+  sampled = all_programs[-1]
   program = programs_lib.Program(
     "hand-over",
     None,
     (),
     {},
     kinds={"engine weights": sampled.kinds["engine weights"]},
-    # Still that of training: the state is on the device.
+    # As in training: the training state is still on the device.
     freed=trained.freed,
   )
   masters = kinds(trained)["masters"]
@@ -212,7 +221,7 @@ def hand_over(
     name=program.name,
     devices=len(devices(program)),
     kinds=kinds(program),
-    held=held(program, together),
+    held=held_by_others(program, all_programs),
     arguments=weights,
     temporary=cast,
     peak=cast + weights,
@@ -221,12 +230,12 @@ def hand_over(
 
 def kinds(program: programs_lib.Program) -> dict[str, int]:
   """Returns the bytes on a device of each non-empty kind of a program."""
-  found = {name: on_device(tree) for name, tree in program.kinds.items()}
-  return {name: size for name, size in found.items() if size}
+  sizes = {name: on_device(tree) for name, tree in program.kinds.items()}
+  return {name: size for name, size in sizes.items() if size}
 
 
-def held(
-  program: programs_lib.Program, together: Iterable[programs_lib.Program]
+def held_by_others(
+  program: programs_lib.Program, all_programs: Iterable[programs_lib.Program]
 ) -> dict[str, int]:
   """Returns the bytes, by kind, that other programs keep on a device meanwhile.
 
@@ -234,31 +243,32 @@ def held(
   are those that are freed or in host memory while it runs.
   """
   away = program.freed | program.offloaded
-  others = _others(program, together)
+  others = _other_kinds(program, all_programs)
   return {name: size for name, size in others.items() if name not in away}
 
 
 def offloaded(
-  program: programs_lib.Program, together: Iterable[programs_lib.Program]
+  program: programs_lib.Program, all_programs: Iterable[programs_lib.Program]
 ) -> int:
   """Returns a device's bytes that are in host memory while a program runs."""
-  others = _others(program, together)
+  others = _other_kinds(program, all_programs)
   return sum(others.get(name, 0) for name in program.offloaded)
 
 
-def _others(
-  program: programs_lib.Program, together: Iterable[programs_lib.Program]
+def _other_kinds(
+  program: programs_lib.Program, all_programs: Iterable[programs_lib.Program]
 ) -> dict[str, int]:
   """Returns the bytes on a device, by kind, that only other programs have."""
-  own, where = kinds(program), devices(program)
-  out: dict[str, int] = {}
-  for other in together:
-    if not where & devices(other):
+  program_kinds = kinds(program)
+  program_devices = devices(program)
+  sizes: dict[str, int] = {}
+  for other in all_programs:
+    if not program_devices & devices(other):
       continue
     for name, size in kinds(other).items():
-      if name != programs_lib.BATCH and name not in own:
-        out[name] = max(size, out.get(name, 0))
-  return out
+      if name != programs_lib.BATCH and name not in program_kinds:
+        sizes[name] = max(size, sizes.get(name, 0))
+  return sizes
 
 
 def devices(program: programs_lib.Program) -> frozenset[jax.Device]:
@@ -275,7 +285,9 @@ def on_device(tree: Any) -> int:
   """
 
   def size(x: jax.Array | jax.ShapeDtypeStruct) -> int:
-    cut = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
-    return math.prod(cut) * x.dtype.itemsize
+    shape = x.shape
+    if x.sharding is not None:
+      shape = x.sharding.shard_shape(x.shape)
+    return math.prod(shape) * x.dtype.itemsize
 
   return sum(map(size, jax.tree.leaves(tree)))

@@ -31,9 +31,9 @@ class Plan:
     config: the whole configuration.
     target: the hardware.
     parameters: number of all parameters.
-    trained: number of those that are trained.
+    trained: number of parameters that are trained.
     parts: the measured programs.
-    assumptions: sentences.
+    assumptions: sentences on what the plan assumes.
     step: the predicted step.
   """
 
@@ -122,7 +122,7 @@ def _part_values(part: compilation.Part) -> dict[str, Any]:
 
 
 def text(plan: Plan) -> str:
-  """Formats a plan for a terminal: tables, verdict and what is assumed."""
+  """Formats a plan for a terminal: tables, verdict and assumptions."""
   curriculum = plan.config.curriculum
   together = ", sampling beside training" if plan.step.overlapped else ""
   step = [
@@ -148,21 +148,24 @@ def text(plan: Plan) -> str:
 
 def _title(plan: Plan) -> str:
   mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
-  own = "devices of its own" if plan.config.mesh.rollout else "the same devices"
+  sampling_devices = "the same devices"
+  if plan.config.mesh.rollout:
+    sampling_devices = "devices of its own"
   trained = (
     "all trained"
     if plan.trained == plan.parameters
     else f"{plan.trained / 1e9:.3f} B trained"
   )
   return (
-    f"{plan.config.name} on {plan.target}: mesh {mesh}, sampling on {own}; "
-    f"{plan.parameters / 1e9:.3f} B parameters, {trained}"
+    f"{plan.config.name} on {plan.target}: mesh {mesh}, sampling on "
+    f"{sampling_devices}; {plan.parameters / 1e9:.3f} B parameters, {trained}"
   )
 
 
 def _rows(plan: Plan) -> list[list[str]]:
   """Returns table rows with a column for each program, without empty rows."""
-  parts, capacity = plan.parts, plan.target.capacity
+  parts = plan.parts
+  capacity = plan.target.capacity
 
   def row(
     name: str, cell: Callable[[compilation.Part], float | None], form: str
@@ -224,15 +227,15 @@ def make(
   expected = expected or whole_step.episodes_of(config)
   mesh = config.mesh
   filled = expected.micro_batches(config.batch, mesh.rows)
-  together = programs.programs(config, a, devices=devices(mesh, target))
+  all_programs = programs.programs(config, a, devices=devices(mesh, target))
   parts = []
-  for program in together:
+  for program in all_programs:
     log(f"compiling the {program.name} for {target}")
-    parts.append(compilation.measure(program, together, target))
+    parts.append(compilation.measure(program, all_programs, target))
   decode = parts[-1]
   parts.append(
     compilation.hand_over(
-      together, itemsize=jnp.dtype(config.compute_dtype).itemsize
+      all_programs, itemsize=jnp.dtype(config.compute_dtype).itemsize
     )
   )
   step = whole_step.predict(config, a, expected, decode=decode, target=target)
@@ -251,7 +254,7 @@ def make(
       *targets.sentences(target),
       *whole_step.sentences(config, expected),
       *_servers_sentence(config, decode, target),
-      *sent_sentence(config, a),
+      *sent_bytes_sentence(config, a),
     ),
     step=step,
   )
@@ -266,8 +269,8 @@ def devices(
     ValueError: training needs more devices than the target has, or the rollout
       devices are not all in one copy of the target.
   """
-  wanted = [mesh.size, *(i + 1 for i in mesh.trainer)]
-  if max(wanted) > target.count:
+  needed_counts = [mesh.size, *(i + 1 for i in mesh.trainer)]
+  if max(needed_counts) > target.count:
     raise ValueError(
       f"The mesh of {mesh} (mesh.trainer {mesh.trainer}) needs more devices "
       f"than {target} has; plan for a larger target, or another mesh."
@@ -279,6 +282,7 @@ def devices(
       "target that has all of them, or let sampling share those of training "
       "(mesh.rollout=())."
     )
+  # Rollout devices behind the target's are those of another copy of it.
   with captured_stderr.standard_error():
     return [
       device
@@ -287,9 +291,11 @@ def devices(
     ]
 
 
-def _memory_sentence(found: hardware.Hardware) -> str:
-  size, share = gib(found.memory), found.head_room
-  if not isinstance(found, hardware.Gpu):
+def _memory_sentence(device: hardware.Hardware) -> str:
+  """States how much of a device's memory programs may fill."""
+  size = gib(device.memory)
+  share = device.head_room
+  if not isinstance(device, hardware.Gpu):
     return f"A program may fill {size} GiB, its compiler's limit."
   return (
     f"Programs may fill {share} of {size} GiB: the rest is for the CUDA "
@@ -304,24 +310,26 @@ def _servers_sentence(
   decode: compilation.Part,
   target: targets.Target,
 ) -> list[str]:
-  """Returns what SGLang servers on the training devices may take, if any."""
+  """States the memory of SGLang servers on the training devices, if any."""
   if not config.servers_share:
     return []
-  held, size = sum(decode.held.values()), decode.kinds["engine weights"]
-  share = max(0.0, (target.capacity - held) / target.hardware.memory)
+  trainer_bytes = sum(decode.held.values())
+  weight_bytes = decode.kinds["engine weights"]
+  server_bytes = target.capacity - trainer_bytes
+  share = max(0.0, server_bytes / target.hardware.memory)
   return [
     "SGLang servers have these devices while they sample (sglang.colocated), "
-    f"beside {gib(held)} GiB of the trainer: weights "
-    f"({gib(size)} GiB), KV cache and CUDA graphs may take "
+    f"beside {gib(trainer_bytes)} GiB of the trainer: weights "
+    f"({gib(weight_bytes)} GiB), KV cache and CUDA graphs may take "
     f"{math.floor(100 * share) / 100} of a device, STATIC somewhat less. "
     "Prefill and decode are those of the in-process engine."
   ]
 
 
-def sent_sentence(
+def sent_bytes_sentence(
   config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
 ) -> list[str]:
-  """Returns the bytes that SGLang servers get of each version, if any."""
+  """States the bytes of a version that SGLang servers get, if any."""
   if config.engine.kind != "sglang":
     return []
   size = jnp.dtype(config.compute_dtype).itemsize

@@ -23,7 +23,8 @@ from anysearch_jax.training import (
   train_step,
 )
 
-# The kind that is in memory only while its program runs; the others remain.
+# The kind whose arrays are in memory only while their program runs; arrays of
+# other kinds remain.
 BATCH = "batch"
 # The kind of each field of the training state.
 _KINDS = {"params": "masters", "opt_state": "moments", "critic": "critic"}
@@ -103,9 +104,10 @@ def _training(
   base_dtype: Any,
 ) -> Iterator[Program]:
   """Yields the train step and the passes before it."""
-  a, objective = placed.a, config.objective
+  a = placed.a
+  objective = config.objective
   critic = config.critic if objective.has_critic else None
-  scored: dict[str, Any] = {
+  scoring: dict[str, Any] = {
     "temperature": config.sampling.temperature,
     "compute": placement.compute(a, config, placed.trainer),
   }
@@ -113,8 +115,8 @@ def _training(
   reference = None
   if a.lora or objective.kl_coefficient or config.critic.reward_kl:
     base = a.without_lora()
-    cut = sharding.shardings(base, placed.trainer)
-    reference = weights.abstract(table.rows(base), cut, base_dtype)
+    base_shardings = sharding.shardings(base, placed.trainer)
+    reference = weights.abstract(table.rows(base), base_shardings, base_dtype)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=placed.rows if x.shape else placed.whole
@@ -146,22 +148,22 @@ def _training(
     ),
     shardings,
   )
-  loss = train_step.grpo_loss(a, objective, **scored)
-  stepped = batch
+  loss = train_step.grpo_loss(a, objective, **scoring)
+  step_batch = batch
   if config.engine.exact:
-    stepped = tuple(r._replace(exact=r.behaviour_logp) for r in stepped)
+    step_batch = tuple(r._replace(exact=r.behaviour_logp) for r in step_batch)
   if critic is not None:
-    loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
-    stepped = tuple(
+    loss = ppo.with_critic(loss, a, critic, compute=scoring["compute"])
+    step_batch = tuple(
       rows._replace(old_value=rows.advantage, returns=rows.advantage)
-      for rows in stepped
+      for rows in step_batch
     )
   yield program(
     "train step",
     train_step.make(loss, tx, shardings),
     state,
     reference,
-    stepped,
+    step_batch,
     masters=state.params,
     critic=state.critic,
     moments=state.opt_state,
@@ -170,14 +172,14 @@ def _training(
   if objective.old_logp == "trainer" and not on_policy:
     yield program(
       "old log-probabilities",
-      train_step.make_scorer(a, sharding=placed.rows, **scored),
+      train_step.make_scorer(a, sharding=placed.rows, **scoring),
       state.params,
       reference,
       batch,
       masters=state.params,
     )
   if critic is not None:
-    estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scored)
+    estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scoring)
     yield program(
       "value pass",
       estimator.value,
@@ -190,16 +192,20 @@ def _training(
 
 def sampling(
   config: config_lib.EngineConfig,
-  drawing: config_lib.SamplingConfig,
+  sampling_config: config_lib.SamplingConfig,
   placed: placement.Placement,
   base_dtype: Any,
 ) -> tuple[Program, Program]:
   """Returns prefill and decode at their largest: all rows at full context.
 
-  `drawing` says how requests are drawn, and `base_dtype` is that of the weights
-  that are not trained.
+  Args:
+    config: sizes of the engine.
+    sampling_config: temperature and limits of the draws.
+    placed: the architecture and the meshes.
+    base_dtype: dtype of the weights that are not trained.
   """
-  a, mesh = placed.a, placed.rollout
+  a = placed.a
+  mesh = placed.rollout
   model = kv_store.make_model(config, a, mesh, dtype=placed.dtype)
   params = _engine_weights(model, placed, base_dtype)
   pages = kv_memory.pages(config, a, shards=mesh.shape["data"])
@@ -222,15 +228,19 @@ def sampling(
       kinds={"engine weights": params, "KV cache": store},
     )
 
-  rows, chunk = config.prefill_lanes, config.prefill_chunk
+  lanes = config.prefill_lanes
   prefill = program(
     "prefill",
     kv_store.prefill,
     kv_store.Chunks(
-      array(rows, listed), array(rows, chunk), array(rows), array(rows)
+      array(lanes, listed),
+      array(lanes, config.prefill_chunk),
+      array(lanes),
+      array(lanes),
     ),
   )
-  rows, steps = config.lanes[-1], config.decode_steps
+  rows = config.lanes[-1]
+  steps = config.decode_steps
   # The rows that decode gathers: () but on CPUs.
   gathered = jax.eval_shape(
     functools.partial(
@@ -238,7 +248,8 @@ def sampling(
     ),
     store,
   )
-  ints, floats = array(rows), array(rows, dtype=jnp.float32)
+  ints = array(rows)
+  floats = array(rows, dtype=jnp.float32)
   decode = program(
     "decode",
     kv_store.decode,
@@ -246,10 +257,15 @@ def sampling(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_rows),
       gathered,
     ),
+    # In the order of the fields.
     kv_store.Turns(
-      *(array(rows, listed), ints),
-      *(ints, ints, array(rows, 5, dtype=jnp.uint32)),
-      *(ints, array(rows, dtype=jnp.uint32)),
+      array(rows, listed),
+      ints,
+      ints,
+      ints,
+      array(rows, 5, dtype=jnp.uint32),
+      ints,
+      array(rows, dtype=jnp.uint32),
       sampling_lib.Settings(floats, floats, ints),
       array(rows, steps) if config.exact else None,
     ),
@@ -260,7 +276,7 @@ def sampling(
       )
     ),
     steps=steps,
-    restricted=sampling_lib.restricts(drawing),
+    restricted=sampling_lib.restricts(sampling_config),
   )
   return prefill, decode
 
@@ -270,12 +286,11 @@ def _engine_weights(
 ) -> decoder.Params:
   """Returns the abstract weights that decode reads, layer by layer."""
   a = placed.a
-  cut = sharding.shardings(a, placed.rollout)
-  base = weights.abstract(table.base_rows(a), cut, base_dtype)
+  shardings = sharding.shardings(a, placed.rollout)
+  base = weights.abstract(table.base_rows(a), shardings, base_dtype)
   if a.lora is not None:
-    base = lora.combine(
-      base, weights.abstract(table.adapter_rows(a), cut, placed.dtype)
-    )
+    adapters = weights.abstract(table.adapter_rows(a), shardings, placed.dtype)
+    base = lora.combine(base, adapters)
   return _placed(
     jax.eval_shape(functools.partial(model.prepare, a=a), base),
     serving.shardings(a, placed.rollout, fused=model.fused),

@@ -54,9 +54,9 @@ def parse(text: str) -> Target:
   """
   name, _, shape = text.strip().lower().partition(":")
   if name not in hardware_lib.HARDWARE:
-    known = ", ".join(hardware_lib.HARDWARE)
+    names = ", ".join(hardware_lib.HARDWARE)
     raise ValueError(
-      f"target: found {text!r}, expected one of {known}, a colon and how many, "
+      f"target: found {text!r}, expected one of {names}, a colon and how many, "
       "as in h100:4 or v5p:2x2x1."
     )
   hardware = hardware_lib.HARDWARE[name]
@@ -203,10 +203,10 @@ def seconds(
 
   Args:
     hardware: the device.
-    flops: of its matrix products.
-    read: bytes that it reads from memory, in the shadow of the products.
-    efficiency: shares of the peaks; at `Efficiency(1, 1)` no program with
-      the same work is faster.
+    flops: floating-point operations of its matrix products.
+    read: bytes that it reads from memory while the products run.
+    efficiency: assumed shares of the peaks; at `Efficiency(1, 1)` no program
+      with the same work is faster.
   """
   computing = flops / (efficiency.compute * hardware.flops)
   reading = read / (efficiency.memory * hardware.memory_bandwidth)
@@ -215,7 +215,8 @@ def seconds(
 
 def sentences(target: Target) -> list[str]:
   """Returns sentences that state what a prediction assumes of a target."""
-  hardware, efficiency = target.hardware, ASSUMED
+  hardware = target.hardware
+  efficiency = ASSUMED
   return [
     f"{hardware.source}.",
     f"Matrix products run at {efficiency.compute:.0%} of "

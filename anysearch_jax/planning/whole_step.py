@@ -22,7 +22,8 @@ from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import pages as pages_lib
 from anysearch_jax.training import batching, throughput
 
-# Three or four turns with their passages; nobody has measured it.
+# Assumed tokens of an episode, three or four turns with their passages, and the
+# sampled ones among them. They are not measured.
 _TOKENS = 2560
 _GENERATED = 800
 # The standard deviation of an episode's tokens, as a share of their mean.
@@ -39,9 +40,9 @@ class Step(NamedTuple):
   """Seconds of one optimizer step.
 
   Attributes:
-    sampling: of its episodes, by phase.
-    training: of all passes.
-    overlapped: whether it samples while it trains.
+    sampling: seconds of sampling its episodes, by phase.
+    training: seconds of all training passes.
+    overlapped: whether sampling runs while training does.
   """
 
   sampling: Mapping[str, float]
@@ -51,8 +52,10 @@ class Step(NamedTuple):
   @property
   def phases(self) -> dict[str, float]:
     """All phases, and the whole step as the last one."""
-    both = sum(self.sampling.values()), self.training
-    whole = max(both) if self.overlapped else sum(both)
+    sampling = sum(self.sampling.values())
+    whole = sampling + self.training
+    if self.overlapped:
+      whole = max(sampling, self.training)
     return {**self.sampling, "training": self.training, "whole step": whole}
 
   @property
@@ -65,10 +68,10 @@ class Episodes(NamedTuple):
   """The episodes of an optimizer step.
 
   Attributes:
-    tokens: of the average episode's whole context, which is one segment of a
-      training row.
-    generated: of them, those that the policy samples.
-    trajectories: episodes that an optimizer step trains on.
+    tokens: number of tokens of the average episode's whole context, which is
+      one segment of a training row.
+    generated: number of these tokens that the policy samples.
+    trajectories: number of episodes that an optimizer step trains on.
   """
 
   tokens: int
@@ -89,10 +92,14 @@ class Episodes(NamedTuple):
     return [max(1, round(self.tokens + deviation * z)) for z in scores]
 
   def micro_batches(self, batch: config_lib.BatchConfig, multiple: int) -> int:
-    """Returns the micro-batches that `pack` makes of them.
+    """Returns the number of micro-batches into which they are packed.
 
-    Raises ValueError if the configuration allows fewer; `multiple` devices
-    share the rows.
+    Args:
+      batch: the lengths of rows and the limits of micro-batches.
+      multiple: number of devices that share the rows.
+
+    Raises:
+      ValueError: the configuration allows fewer micro-batches.
     """
     sizes = [n - 1 for n in self.sizes(batch.row_lengths[-1]) if n > 1]
     return sum(batching.micro_batches(sizes, config=batch, multiple=multiple))
@@ -108,8 +115,10 @@ def episodes_of(
 
   Args:
     config: the whole configuration.
-    tokens: of an episode; by default 2,560 or a shorter training row.
-    generated: of them, those sampled; by default 800 or half of fewer.
+    tokens: tokens of an episode; by default 2,560, or a training row if it is
+      shorter.
+    generated: sampled tokens of an episode; by default 800, or half of its
+      tokens if that is fewer.
 
   Raises:
     ValueError: an episode is longer than a training row, or samples more tokens
@@ -176,7 +185,13 @@ def training_flops(
   a: architecture_lib.Architecture,
   expected: Episodes,
 ) -> float:
-  """Returns the FLOPs of a step over all devices, arguments as of `predict`."""
+  """Returns the FLOPs of a step over all devices.
+
+  Args:
+    config: the whole configuration.
+    a: the policy's architecture, without adapters.
+    expected: the episodes of the step.
+  """
   sizes = expected.sizes(config.batch.row_lengths[-1])
   tokens = sum(sizes)
   work = throughput.Work(
@@ -186,7 +201,8 @@ def training_flops(
     # A token in the middle of its episode sees half of it.
     pairs=sum(size * a.mean_attended(size // 2) for size in sizes),
   )
-  curriculum, objective = config.curriculum, config.objective
+  curriculum = config.curriculum
+  objective = config.objective
   repeated = config.batch.remat == "full"
   reference = bool(objective.kl_coefficient or config.critic.reward_kl)
   on_policy = curriculum.steps_per_rollout == 1
@@ -212,9 +228,17 @@ def sampling(
 ) -> dict[str, tuple[float, float]]:
   """Returns the FLOPs and bytes of a device that samples a step's episodes.
 
-  Arguments are as of `predict`.
+  Args:
+    config: the whole configuration.
+    a: the policy's architecture, without adapters.
+    expected: the episodes of the step.
+    decode: the decode of the plan.
+
+  Returns:
+    (FLOPs, bytes read from memory) by phase.
   """
-  engine, devices = config.engine, decode.devices
+  engine = config.engine
+  devices = decode.devices
   resident = decode.kinds["engine weights"]
   vocabulary = a.vocab_size * a.d_model
   matrices = weights.count(table.rows(a)) - (0 if a.tied else vocabulary)
@@ -227,10 +251,10 @@ def sampling(
 
   chunk = engine.prefill_chunk
   padding = math.ceil(OBSERVATION / chunk) * chunk / OBSERVATION
-  given = expected.tokens - expected.generated
+  context_tokens = expected.tokens - expected.generated
   # One row of a group prefills the prompt, and the others share its pages.
-  prompts = min(PROMPT, given) * (1 - 1 / config.group)
-  prefilled = padding * expected.trajectories * (given - prompts)
+  shared = min(PROMPT, context_tokens) * (1 - 1 / config.group)
+  prefilled = padding * expected.trajectories * (context_tokens - shared)
   calls = prefilled / (engine.prefill_lanes * chunk)
   rows = concurrent_rows(engine, context)
   steps = expected.trajectories * expected.generated / (rows * OCCUPANCY)

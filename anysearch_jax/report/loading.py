@@ -16,10 +16,9 @@ from anysearch_jax.host import json_files
 from anysearch_jax.report import study, trajectories
 
 EPISODES = "episodes.jsonl"
-# Complete episodes kept of each row, for the trajectory browser and for the
-# rules that choose trajectories to read.
-_SAMPLED = 500
-_RECORDED = 3  # Rollouts of a training run that the browser shows.
+# Number of complete episodes of each row, for the trajectory browser.
+_SAMPLE_SIZE = 500
+_SHOWN_ROLLOUTS = 3  # Last rollouts of a training run that the browser shows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,31 +41,31 @@ def sources(item: str) -> list[Source]:
   """Finds the rows that an unlabelled command-line argument names.
 
   Args:
-    item: text for `named`; the folders are evaluations, or runs with
+    item: text for `parse_item`; the folders are evaluations, or runs with
       `evaluation/<name>/` inside. Evaluations with equal labels form one row.
 
   Raises:
     ValueError: a folder does not exist, or is neither an evaluation nor a run;
       or only some of the folders have an evaluation.
   """
-  label, paths = named(item)
-  inside = {path: evaluations(path) for path in paths}
-  if not any(inside.values()):
+  label, paths = parse_item(item)
+  evaluations_by_path = {path: evaluations(path) for path in paths}
+  if not any(evaluations_by_path.values()):
     return [Source(label or paths[0].resolve().name, (), paths[0])]
-  found: dict[str, list[pathlib.Path]] = {}
-  for path, folders in inside.items():
+  rows: dict[str, list[pathlib.Path]] = {}
+  for path, folders in evaluations_by_path.items():
     if not folders:
-      raise ValueError(_lacking(path))
+      raise ValueError(_no_evaluation(path))
     for folder in folders:
-      found.setdefault(_label(label, path, folder), []).append(folder)
-  return [
-    Source(name, tuple(folders), run if _is_run(run) else None)
-    for name, folders in found.items()
-    for run in [folders[0].parent.parent]
-  ]
+      rows.setdefault(_label(label, path, folder), []).append(folder)
+  sources = []
+  for name, folders in rows.items():
+    run = folders[0].parent.parent
+    sources.append(Source(name, tuple(folders), run if _is_run(run) else None))
+  return sources
 
 
-def named(item: str) -> tuple[str, tuple[pathlib.Path, ...]]:
+def parse_item(item: str) -> tuple[str, tuple[pathlib.Path, ...]]:
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
   Both may contain `=` and `+`, see `launch.report`; only a folder on its own
@@ -107,11 +106,11 @@ def evaluations(folder: pathlib.Path) -> list[pathlib.Path]:
     return [folder]
   inside = sorted((folder / "evaluation").glob(f"*/{EPISODES}"))
   if not inside and not _is_run(folder):
-    raise ValueError(_lacking(folder))
+    raise ValueError(_no_evaluation(folder))
   return [path.parent for path in inside]
 
 
-def _lacking(folder: pathlib.Path) -> str:
+def _no_evaluation(folder: pathlib.Path) -> str:
   return (
     f"{folder}: found neither {EPISODES} nor evaluation/*/{EPISODES}; expected "
     "the folder of a finished evaluation or of a run that has one. "
@@ -130,16 +129,24 @@ def how_to_evaluate(folder: pathlib.Path) -> str:
   )
 
 
-def _label(given: str, path: pathlib.Path, folder: pathlib.Path) -> str:
-  """Returns an evaluation's label: its run's, and its name unless `plain`."""
-  if path == folder and given:
-    return given
-  inside = folder.parent.name == "evaluation"
-  base = given or (folder.parent.parent if inside else folder).resolve().name
-  return f"{base}, {folder.name}" if inside and folder.name != "plain" else base
+def _label(label: str, path: pathlib.Path, folder: pathlib.Path) -> str:
+  """Returns an evaluation's label: its run's, and its name unless `plain`.
+
+  Args:
+    label: the label of the command line; may be empty.
+    path: the folder of the command line, a run or the evaluation itself.
+    folder: the evaluation.
+  """
+  if path == folder and label:
+    return label
+  in_run = folder.parent.name == "evaluation"
+  base = label or (folder.parent.parent if in_run else folder).resolve().name
+  if in_run and folder.name != "plain":
+    return f"{base}, {folder.name}"
+  return base
 
 
-def home(source: Source) -> pathlib.Path:
+def report_folder(source: Source) -> pathlib.Path:
   """Returns the folder for a row's report: its run, or its evaluation."""
   return source.run or source.folders[0]
 
@@ -167,16 +174,16 @@ def load_row(label: str, *folders: pathlib.Path) -> metrics.Row:
       )
   try:
     _check_trainings(folders)
-    kept = columns.Sample(_SAMPLED)
+    sample = columns.Sample(_SAMPLE_SIZE)
     trainings = [_training_of(folder) for folder in folders]
-    capped = columns.read(*paths, runs=trainings, sample=kept)
-    free = np.isinf([capped.token_cap, capped.dollar_cap, capped.second_cap])
-    if not free.all():
+    table = columns.read(*paths, runs=trainings, sample=sample)
+    uncapped = np.isinf([table.token_cap, table.dollar_cap, table.second_cap])
+    if not uncapped.all():
       raise ValueError(
         "found budgets in more units than searches; expected searches alone. "
         "docs/budgets.md says how pairs of caps are compared."
       )
-    return metrics.Row(label, tuple(kept.episodes()), capped)
+    return metrics.Row(label, tuple(sample.episodes()), table)
   except ValueError as error:
     raise ValueError(f"Row {label!r}: {error}") from error
 
@@ -186,25 +193,28 @@ def _check_trainings(folders: Sequence[pathlib.Path]) -> None:
 
   Such policies are not independent, but would count as two trainings.
   """
-  seen: dict[pathlib.Path, tuple[str, str, pathlib.Path]] = {}
+  # By run: the training, the checkpoint and the folder of its first evaluation.
+  first_by_run: dict[pathlib.Path, tuple[str, str, pathlib.Path]] = {}
   for folder in folders:
     policy = _policy_of(folder)
     if "checkpoint" in policy:
       run = pathlib.Path(policy["checkpoint"]).resolve()
-      which = f"checkpoint {policy.get('rollout')}"
+      checkpoint = f"checkpoint {policy.get('rollout')}"
     else:
-      own = pathlib.Path(policy.get("folder", ".")).resolve()
-      run, which = own.parent, own.name
+      policy_folder = pathlib.Path(policy.get("folder", ".")).resolve()
+      run = policy_folder.parent
+      checkpoint = policy_folder.name
       if not _is_run(run):
-        continue  # It is of no run.
-    training, other, first = seen.setdefault(
-      run, (_training_of(folder), which, folder)
+        continue  # The policy belongs to no run.
+    training, first_checkpoint, first = first_by_run.setdefault(
+      run, (_training_of(folder), checkpoint, folder)
     )
     # Runs of two machines may have one path, but not two checkpoints as well.
-    if other != which and training != _training_of(folder):
+    if first_checkpoint != checkpoint and training != _training_of(folder):
       raise ValueError(
-        f"{first} and {folder}: found two policies of one training, {other} "
-        f"and {which} of {run}; expected one of each training, because its "
+        f"{first} and {folder}: found two policies of one training, "
+        f"{first_checkpoint} and {checkpoint} of {run}; expected one of each "
+        "training, because its "
         "checkpoints are not independent. Give each a row of its own."
       )
 
@@ -236,10 +246,11 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
   """
   run = folder.parent.parent
   policy = json_files.read(folder / "config.json", missing={}).get("policy")
-  places = [pathlib.Path(policy)] if policy else []
-  for place in [*places, run / "policy", run / "source"]:
-    if (place / "tokenizer.json").is_file():
-      core = tokenizers.Tokenizer.from_file(str(place / "tokenizer.json"))
+  folders = [pathlib.Path(policy)] if policy else []
+  for policy_folder in [*folders, run / "policy", run / "source"]:
+    path = policy_folder / "tokenizer.json"
+    if path.is_file():
+      core = tokenizers.Tokenizer.from_file(str(path))
       return lambda ids: core.decode(list(ids), skip_special_tokens=False)
   return None
 
@@ -258,7 +269,9 @@ def load_training(label: str, folder: pathlib.Path) -> study.Training:
     )
   advice = "Remove the line if a crash cut it."
   with path.open("rb") as file:
-    lines = journal.parse(file, source=str(path), of="rollout", advice=advice)
+    lines = journal.parse(
+      file, source=str(path), row_kind="rollout", advice=advice
+    )
     records = {
       record.get("rollout", number): record
       for number, (_, record) in enumerate(lines)
@@ -270,20 +283,21 @@ def load_training(label: str, folder: pathlib.Path) -> study.Training:
   )
 
 
-def recorded(label: str, folder: pathlib.Path) -> trajectories.Sample:
+def recorded_rollouts(label: str, folder: pathlib.Path) -> trajectories.Sample:
   """Reads a run's last recorded rollouts, with rewards and advantages.
 
   The `seed` of an episode is the number of its rollout; trajectories without an
   advantage are left out.
   """
   paths = sorted((folder / "trajectories").glob("rollout-*.jsonl"))
-  episodes = [
-    {k: v for k, v in group.items() if k != "trajectories"}
-    | trajectory
-    | {"seed": int(path.stem.rpartition("-")[2]), "training": True}
-    for path in paths[-_RECORDED:]
-    for group in map(json.loads, path.read_bytes().splitlines())
-    for trajectory in group["trajectories"]
-    if "advantage" in trajectory
-  ]
+  episodes = []
+  for path in paths[-_SHOWN_ROLLOUTS:]:
+    rollout = int(path.stem.rpartition("-")[2])
+    for group in map(json.loads, path.read_bytes().splitlines()):
+      shared = {k: v for k, v in group.items() if k != "trajectories"}
+      episodes += [
+        shared | trajectory | {"seed": rollout, "training": True}
+        for trajectory in group["trajectories"]
+        if "advantage" in trajectory
+      ]
   return trajectories.Sample(f"{label}, training", episodes)

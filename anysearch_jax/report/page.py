@@ -23,9 +23,9 @@ from anysearch_jax.report import figures, study_tables, summary, trajectories
 from anysearch_jax.report import study as study_lib
 from anysearch_jax.report import tables as tables_lib
 
-_MOST_LINES = 300  # Lines of a table on the page; its CSV file has all.
-_LONG = 60  # Longer tables are printed only if they are open.
-_WIDE = 10  # Tables with more columns are printed smaller.
+_MAX_LINES = 300  # Lines of a table on the page; its CSV file has all.
+_LONG_LINES = 60  # Tables with more lines are printed only if they are open.
+_WIDE_COLUMNS = 10  # Tables with more columns are printed smaller.
 _FILES = pathlib.Path(__file__).parent
 _TRAJECTORIES = "trajectories.html"
 
@@ -33,10 +33,16 @@ _TRAJECTORIES = "trajectories.html"
 def data(
   study: study_lib.Study, tables: Sequence[tables_lib.Table], *, notes: str = ""
 ) -> dict[str, Any]:
-  """Returns all that the page says in numbers and words, as plain JSON."""
+  """Returns all numbers and words of the page, as plain JSON.
+
+  Args:
+    study: the measurements.
+    tables: the tables of the study.
+    notes: text of the author.
+  """
   system = study.rows[0].columns if study.rows else None
   return {
-    "summary": summary.of(study),
+    "summary": summary.sentences(study),
     "system": study.system,
     "trained_budget": study.trained,
     "questions": len(set(system.question.tolist())) if system else 0,
@@ -48,7 +54,7 @@ def data(
       {
         "label": row.label,
         "index": study.index[row.label],
-        "lacks": study_lib.lacks(row, study.rows),
+        "lacks": study_lib.missing_cells(row, study.rows),
       }
       for row in study.rows
     ],
@@ -112,17 +118,23 @@ def _security_policy(*, style: str, script: str) -> str:
 
 
 def fixed(value: float | None, digits: int = 3, *, sign: str = "") -> str:
-  """Formats a number for a table; a dash if it is undefined."""
+  """Formats a number for a table.
+
+  Args:
+    value: the number; None, undefined, gives a dash.
+    digits: number of decimals.
+    sign: "+" to show a plus sign.
+  """
   if value is None:
     return "–"
   return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def _blocks(
-  table: tables_lib.Table, most: int
+  table: tables_lib.Table, max_lines: int
 ) -> list[list[tuple[tables_lib.Line, list[int]]]]:
   """Returns the first lines by block, each with the ranks of its cells."""
-  table = dataclasses.replace(table, lines=table.lines[:most])
+  table = dataclasses.replace(table, lines=table.lines[:max_lines])
   return [
     list(zip(block, tables_lib.ranks(block, table.columns), strict=True))
     for block in tables_lib.blocks(table)
@@ -146,8 +158,16 @@ def write(
 ) -> dict[str, Any]:
   """Writes the report to `output`, and the other files into the same folder.
 
-  `samples` are complete episodes of the rows, `groups` those of training runs;
-  they have a page of their own. It returns what `data` does.
+  Args:
+    output: path of the page.
+    study: the measurements.
+    samples: complete episodes of the rows, for the page of trajectories.
+    groups: complete episodes of training runs, for the same page.
+    title: title of the page.
+    notes: text of the author.
+
+  Returns:
+    The contents of report.json, see `data`.
   """
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_FILES),
@@ -164,12 +184,12 @@ def write(
   }
   style = (_FILES / "page.css").read_text("utf-8")
   tables = study_tables.tables(study)
-  told = data(study, tables, notes=notes)
+  report = data(study, tables, notes=notes)
 
   def page(template: str, script: str, **values: Any) -> str:
     text = (_FILES / script).read_text("utf-8")
     return environment.get_template(template).render(
-      data=told,
+      data=report,
       title=title,
       policy=_security_policy(style=style, script=text),
       style=markupsafe.Markup(style),
@@ -177,38 +197,42 @@ def write(
       **values,
     )
 
-  browsed = trajectories.browsed([*samples, *groups])
+  browser_data = trajectories.browser_data([*samples, *groups])
   pages = {
     output.name: page(
       "template.html",
       "sections.js",
       index=study.index,
       tables={table.name: table for table in tables},
-      most=_MOST_LINES,
-      long=_LONG,
-      wide=_WIDE,
+      most=_MAX_LINES,
+      long=_LONG_LINES,
+      wide=_WIDE_COLUMNS,
       series=figures.SERIES,
-      figures=figures.of(study),
+      figures=figures.page_figures(study),
       contents=[],
-      trajectories=_TRAJECTORIES if browsed["entries"] else "",
+      trajectories=_TRAJECTORIES if browser_data["entries"] else "",
     )
   }
-  if browsed["entries"]:
+  if browser_data["entries"]:
     indices = [study.index[sample.label] for sample in samples]
-    browsed["marks"] = [(figures.glyph(i), i % figures.SERIES) for i in indices]
+    browser_data["marks"] = [
+      (figures.glyph(i), i % figures.SERIES) for i in indices
+    ]
     pages[_TRAJECTORIES] = page(
       _TRAJECTORIES,
       "browser.js",
       report=output.name,
-      browser=markupsafe.Markup(trajectories.script(browsed)),
+      browser=markupsafe.Markup(trajectories.script(browser_data)),
     )
-  shown = [table for table in tables if table.lines]
-  files = pages | {f"{t.name}.csv": tables_lib.to_csv(t) for t in shown}
-  files["report.json"] = json.dumps(told, indent=1, allow_nan=False) + "\n"
+  filled_tables = [table for table in tables if table.lines]
+  files = pages | {f"{t.name}.csv": tables_lib.to_csv(t) for t in filled_tables}
+  files["report.json"] = json.dumps(report, indent=1, allow_nan=False) + "\n"
   if study.rows:
-    files["curves.svg"] = figures.alone(study.rows, trained=study.trained)
+    files["curves.svg"] = figures.standalone_file(
+      study.rows, trained=study.trained
+    )
   output.parent.mkdir(parents=True, exist_ok=True)
   for name, text in files.items():
     # A model may emit an unpaired surrogate, which UTF-8 cannot encode.
     output.with_name(name).write_bytes(text.encode("utf-8", "replace"))
-  return told
+  return report

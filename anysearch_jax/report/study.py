@@ -30,9 +30,10 @@ class Training:
 
 def datasets(rows: Sequence[metrics.Row]) -> list[str]:
   """Returns the datasets that any row has, in the paper's order."""
-  known = WORDS["sets"]
-  found = {dataset for row in rows for dataset, _ in row.cells}
-  return [name for name in known if name in found] + sorted(found - set(known))
+  paper_order = WORDS["sets"]
+  present = {dataset for row in rows for dataset, _ in row.cells}
+  ordered = [name for name in paper_order if name in present]
+  return ordered + sorted(present.difference(paper_order))
 
 
 def budgets(rows: Sequence[metrics.Row]) -> list[int]:
@@ -45,30 +46,41 @@ def know_optimum(rows: Sequence[metrics.Row]) -> bool:
   return any(not np.isnan(row.whole.table.optimum).all() for row in rows)
 
 
-def complete(
-  row: metrics.Row, rows: Sequence[metrics.Row], at: Iterable[int] | None = None
+def is_complete(
+  row: metrics.Row,
+  rows: Sequence[metrics.Row],
+  budgets: Iterable[int] | None = None,
 ) -> bool:
   """Whether a row has every (dataset, budget) that any of `rows` has.
 
   Only such rows are comparable in a number that covers several datasets or
-  budgets. `at` are the budgets that the number covers; None: all.
+  budgets.
+
+  Args:
+    row: the row.
+    rows: the rows to compare.
+    budgets: the budgets that the number covers; None: all.
   """
-  wanted = {cell for other in rows for cell in other.cells}
-  if at is not None:
-    wanted = {cell for cell in wanted if cell[1] in at}
-  return wanted <= set(row.cells)
+  cells = {cell for other in rows for cell in other.cells}
+  if budgets is not None:
+    cells = {cell for cell in cells if cell[1] in budgets}
+  return cells <= set(row.cells)
 
 
-def lacks(row: metrics.Row, rows: Sequence[metrics.Row]) -> str:
+def missing_cells(row: metrics.Row, rows: Sequence[metrics.Row]) -> str:
   """Describes the budgets and datasets that only other rows have."""
-  at = [str(b) for b in budgets(rows) if b not in budgets([row])]
-  sets = [name for name in datasets(rows) if name not in datasets([row])]
-  found = [f"B = {', '.join(at)}"] if at else []
-  if sets:
-    found.append(f"the sets {', '.join(sets)}" if len(sets) > 1 else sets[0])
-  if not found and not complete(row, rows):
-    found.append("some sets at some budgets")
-  return " and ".join(found)
+  missing_budgets = [str(b) for b in budgets(rows) if b not in budgets([row])]
+  missing_sets = [s for s in datasets(rows) if s not in datasets([row])]
+  phrases = []
+  if missing_budgets:
+    phrases.append(f"B = {', '.join(missing_budgets)}")
+  if len(missing_sets) > 1:
+    phrases.append(f"the sets {', '.join(missing_sets)}")
+  else:
+    phrases += missing_sets
+  if not phrases and not is_complete(row, rows):
+    phrases.append("some sets at some budgets")
+  return " and ".join(phrases)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,7 +95,7 @@ class Study:
       system is first.
     index: colour index of each row and training run.
     training: the training runs of the rows.
-    prices: those that the episodes were charged by; None: unknown.
+    prices: the prices that the episodes were charged; None: unknown.
     compared: by label, the pairs of the system with each other row, and the
       paper's comparison of them.
     differences: by group of two or more rows, every pair in every measure.
@@ -150,10 +162,12 @@ def measure(
       dataclasses.replace(row, table=row.columns.priced(prices)) for row in rows
     ]
   system = labels[0] if rows else training[0].label
-  named = _groups(rows, groups)
-  known = [*labels, *(run.label for run in training)]
-  free = not any(np.nansum(row.columns.cost) for row in rows)
-  tested = [m for m in comparison.MEASURES if not (free and m == "cost")]
+  row_groups = _groups(rows, groups)
+  all_labels = [*labels, *(run.label for run in training)]
+  costs_nothing = not any(np.nansum(row.columns.cost) for row in rows)
+  compared_measures = [
+    m for m in comparison.MEASURES if not (costs_nothing and m == "cost")
+  ]
   compared = {}
   for row in rows[1:]:
     pairs = comparison.pair(rows[0], row)
@@ -162,14 +176,16 @@ def measure(
     system=system,
     trained=trained_budget(system, training),
     rows=rows,
-    groups=named,
-    index={label: place for place, label in enumerate(dict.fromkeys(known))},
+    groups=row_groups,
+    index={
+      label: place for place, label in enumerate(dict.fromkeys(all_labels))
+    },
     training=training,
     prices=prices or configured,
     compared=compared,
     differences={
-      name: comparison.pairwise(members, tested)
-      for name, (_, members) in named.items()
+      name: comparison.pairwise(members, compared_measures)
+      for name, (_, members) in row_groups.items()
       if len(members) > 1
     },
   )
@@ -177,9 +193,9 @@ def measure(
 
 def trained_budget(label: str, training: Sequence[Training]) -> int:
   """Returns the largest training budget; the default one if unknown."""
-  own = [run for run in training if run.label == label] or training[:1]
+  runs = [run for run in training if run.label == label] or training[:1]
   default = config_lib.CurriculumConfig()
-  curriculum = own[0].config.get("curriculum", {}) if own else {}
+  curriculum = runs[0].config.get("curriculum", {}) if runs else {}
   fixed = curriculum.get("fixed_budget", default.fixed_budget)
   largest = curriculum.get("max_budget", default.max_budget)
   return fixed if fixed >= 0 else largest
@@ -196,9 +212,9 @@ def _groups(
     members.setdefault(groups.get(row.label, "other"), [rows[0]]).append(row)
   if not members:
     return {"rows": ("All rows", list(rows))}
-  found: dict[str, tuple[str, list[metrics.Row]]] = {}
-  for title, together in members.items():
+  named_groups: dict[str, tuple[str, list[metrics.Row]]] = {}
+  for title, group_rows in members.items():
     name = re.sub(r"[^\w-]+", "_", title, flags=re.ASCII)[:40]
-    name = f"{name}_{len(found)}" if name in found else name
-    found[name] = (WORDS["groups"].get(title, title), together)
-  return found
+    name = f"{name}_{len(named_groups)}" if name in named_groups else name
+    named_groups[name] = (WORDS["groups"].get(title, title), group_rows)
+  return named_groups

@@ -1,7 +1,7 @@
 """A table: columns that measure lines, and its forms as text, CSV and JSON.
 
-A column is a heading, a format, and what it takes from each line; `make` fills
-the cells. The page draws the same value (`template.html`).
+A column is a heading, a format, and the value that it takes from each line;
+`make_table` fills the cells. The page draws the same value (`template.html`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Column:
 
   Attributes:
     name: heading; group and name together are unique in the table.
-    of: what it shows of a line's subject, an attribute or the key of a mapping:
-      a number, an `inference.Estimate`, a `Cell`, or None.
+    of: the attribute or key of a line's subject that the column shows. Its
+      value is a number, an `inference.Estimate`, a `Cell`, or None.
     group: heading over neighbouring columns with an equal group.
     digits: number of decimals on the page and in the terminal.
     signed: whether a plus sign is shown.
@@ -57,12 +57,16 @@ class Column:
 
   def cell(self, subject: Any) -> Cell | None:
     """Returns what the column shows of a line's subject."""
-    mapped = isinstance(subject, Mapping)
-    found = subject.get(self.of) if mapped else getattr(subject, self.of)
-    if isinstance(found, tuple):  # An estimate.
-      value, low, high = found
-      return Cell(value, low, high, subject.n if self.n else None)
-    return found if found is None or isinstance(found, Cell) else Cell(found)
+    if isinstance(subject, Mapping):
+      value = subject.get(self.of)
+    else:
+      value = getattr(subject, self.of)
+    if isinstance(value, tuple):  # An estimate.
+      number, low, high = value
+      return Cell(number, low, high, n=subject.n if self.n else None)
+    if value is None or isinstance(value, Cell):
+      return value
+    return Cell(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Table:
   lines: tuple[Line, ...]
 
 
-def make(
+def make_table(
   name: str,
   title: str,
   note: str,
@@ -102,23 +106,35 @@ def make(
   columns: Iterable[Column],
   lines: Iterable[tuple[Iterable[object], Any]],
 ) -> Table:
-  """Fills a table; `keys` are divided by commas, `lines` (keys, subject)."""
-  made = list(lines)
-  filled = [(column, [column.cell(of) for _, of in made]) for column in columns]
-  shown = [
+  """Fills a table.
+
+  Args:
+    name: name of its CSV file and its key in the JSON.
+    title: heading.
+    note: explains the numbers and their intervals.
+    keys: names of the leading text columns, joined by ", ".
+    columns: the columns of numbers.
+    lines: (keys, subject) of each line; columns measure the subject.
+  """
+  lines = list(lines)
+  filled = [
+    (column, [column.cell(subject) for _, subject in lines])
+    for column in columns
+  ]
+  used = [
     (column, cells)
     for column, cells in filled
     if not column.optional or any(c and c.value is not None for c in cells)
   ]
   return Table(
-    name,
-    title,
-    note,
-    tuple(keys.split(", ")),
-    tuple(column for column, _ in shown),
-    tuple(
-      Line(tuple(map(str, at)), tuple(cells[i] for _, cells in shown))
-      for i, (at, _) in enumerate(made)
+    name=name,
+    title=title,
+    note=note,
+    keys=tuple(keys.split(", ")),
+    columns=tuple(column for column, _ in used),
+    lines=tuple(
+      Line(tuple(map(str, line_keys)), tuple(cells[i] for _, cells in used))
+      for i, (line_keys, _) in enumerate(lines)
     ),
   )
 
@@ -130,41 +146,44 @@ def blocks(table: Table) -> list[list[Line]]:
 
 
 def ranks(block: Sequence[Line], columns: Sequence[Column]) -> list[list[int]]:
-  """Returns 1 for the best of a block and column, 2 for the second, else 0.
+  """Ranks the cells of each column within a block, `[lines][columns]`.
 
-  Equal values share a rank; a column without two different ones has no ranks.
+  The rank is 1 for the best value, 2 for the second, otherwise 0. Equal values
+  share a rank; a column without two different ones has no ranks.
   """
-  places = []
+  column_ranks = []
   for cells, column in zip(zip(*(line.cells for line in block)), columns):
     values = [None if cell is None else cell.value for cell in cells]
-    told = sorted({v for v in values if v is not None}, reverse=True)[:2]
-    ranked = told if column.best and len(told) == 2 else []
-    places.append([1 + ranked.index(v) if v in ranked else 0 for v in values])
-  return [list(line) for line in zip(*places)] or [[] for _ in block]
+    best = sorted({v for v in values if v is not None}, reverse=True)[:2]
+    if not column.best or len(best) < 2:
+      best = []
+    column_ranks.append([1 + best.index(v) if v in best else 0 for v in values])
+  return [list(line) for line in zip(*column_ranks)] or [[] for _ in block]
 
 
 def to_csv(table: Table) -> str:
   """Returns CSV with full precision: value, and low, high, n if present."""
-  heads, columns = [], []
-  for place, column in enumerate(table.columns):
-    cells = [line.cells[place] or Cell(None) for line in table.lines]
-    heads.append(column.full_name)
+  headings: list[str] = []
+  columns: list[list[float | None]] = []
+  for i, column in enumerate(table.columns):
+    cells = [line.cells[i] or Cell(None) for line in table.lines]
+    headings.append(column.full_name)
     columns.append([cell.value for cell in cells])
     for part in ("low", "high", "n"):
       values = [getattr(cell, part) for cell in cells]
       if any(value is not None for value in values):
-        heads.append(f"{column.full_name} {part}")
+        headings.append(f"{column.full_name} {part}")
         columns.append(values)
   out = io.StringIO()
   writer = csv.writer(out, lineterminator="\n")
-  writer.writerow([*table.keys, *heads])
-  for place, line in enumerate(table.lines):
-    numbers = (column[place] for column in columns)
-    writer.writerow([*map(_text, line.keys), *numbers])
+  writer.writerow([*table.keys, *headings])
+  for i, line in enumerate(table.lines):
+    numbers = (column[i] for column in columns)
+    writer.writerow([*map(_quoted, line.keys), *numbers])
   return out.getvalue()
 
 
-def _text(key: str) -> str:
+def _quoted(key: str) -> str:
   """Quotes text that a spreadsheet would run as a formula."""
   return f"'{key}" if key[:1] in ("=", "+", "-", "@", "\t", "\r") else key
 
@@ -184,12 +203,12 @@ def escaped(text: str) -> str:
 
 def to_text(table: Table) -> str:
   """Returns the table as aligned plain text, half an interval after ±."""
-  heads = [*table.keys, *(column.full_name for column in table.columns)]
+  headings = [*table.keys, *(column.full_name for column in table.columns)]
   lines = [
     [*line.keys, *map(_brief, line.cells, table.columns)]
     for line in table.lines
   ]
-  return "\n".join(aligned([heads, *lines], len(table.keys)))
+  return "\n".join(aligned([headings, *lines], len(table.keys)))
 
 
 def _brief(cell: Cell | None, column: Column) -> str:
@@ -202,11 +221,12 @@ def _brief(cell: Cell | None, column: Column) -> str:
   return f"{text}±{(cell.high - cell.low) / 2:.{column.digits}f}"
 
 
-def aligned(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-  """Aligns columns of text: the first `left` to the left, all others right."""
+def aligned(lines: Sequence[Sequence[str]], left_columns: int = 1) -> list[str]:
+  """Aligns text in columns: the first `left_columns` left, others right."""
   columns = []
-  for place, texts in enumerate(zip(*lines, strict=True)):
-    side, width = "<" if place < left else ">", max(map(len, texts))
+  for i, texts in enumerate(zip(*lines, strict=True)):
+    side = "<" if i < left_columns else ">"
+    width = max(map(len, texts))
     columns.append([f"{text:{side}{width}}" for text in texts])
   return ["  ".join(line).rstrip() for line in zip(*columns)]
 

@@ -18,12 +18,16 @@ from anysearch_jax.evaluation import columns as columns_lib
 # Decodes token ids to text, including control tokens.
 Decoder = Callable[[Sequence[int]], str]
 
-_SHOWN = (
+# Keys of an episode that every entry has, and those it has if they are set.
+_ENTRY_KEYS = (
   "question_id", "question", "golden_answers", "budget", "seed", "answer",
   "em", "format", "searches", "violation", "outcome", "generated_tokens",
   "retrieved_tokens",
 )  # fmt: skip
-_OPTIONAL = ("reason", "cost", "reward", "advantage", "training")
+_OPTIONAL_KEYS = ("reason", "cost", "reward", "advantage", "training")
+
+# Approximate JSON bytes of a token's text in the vocabulary.
+_WORD_BYTES = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +47,12 @@ def sources(episode: columns_lib.Episode) -> list[str]:
 
   It is empty if none of them is from a file.
   """
-  found = [p for o in episode.get("observations", ()) for p in o["passages"]]
-  if not any("source" in passage for passage in found):
+  observations = episode.get("observations", ())
+  passages = [passage for o in observations for passage in o["passages"]]
+  if not any("source" in passage for passage in passages):
     return []
-  shown = {(p["id"], p["title"], p["text"]): p for p in found}.values()
-  return list(map(citations.head, map(records.passage, shown)))
+  distinct = {(p["id"], p["title"], p["text"]): p for p in passages}
+  return list(map(citations.head, map(records.passage, distinct.values())))
 
 
 def _spread(
@@ -60,23 +65,27 @@ def _spread(
     cell = columns_lib.dataset_of(episode), episode["budget"]
     placed.append((turns[cell], episode))
     turns[cell] += 1
-  return [episode for _, episode in sorted(placed, key=lambda each: each[0])]
+  return [episode for _, episode in sorted(placed, key=lambda pair: pair[0])]
 
 
-def browsed(
-  samples: Sequence[Sample], *, most: int = 320, most_bytes: int = 5_000_000
+def browser_data(
+  samples: Sequence[Sample],
+  *,
+  max_entries: int = 320,
+  max_bytes: int = 5_000_000,
 ) -> dict[str, Any]:
   """Returns the browser's `rows`, `entries` and `vocabulary` of token texts.
 
   Args:
     samples: rows in the page's order, then training runs.
-    most: maximum number of trajectories, divided equally among the samples.
-    most_bytes: approximate limit of their JSON; when it is exceeded, the
+    max_entries: maximum number of trajectories, divided equally among the
+      samples.
+    max_bytes: approximate limit of their JSON; when it is exceeded, the
       remaining trajectories of each sample are left out.
   """
   vocabulary: dict[tuple[int, str], int] = {}
-  each = most // max(1, len(samples))
-  columns = [_spread(sample.episodes)[:each] for sample in samples]
+  limit = max_entries // max(1, len(samples))
+  columns = [_spread(sample.episodes)[:limit] for sample in samples]
   entries: list[dict[str, Any]] = []
   size = 0
   # Turn by turn over all rows, so that a truncated page keeps the same keys in
@@ -84,11 +93,12 @@ def browsed(
   for turn in range(max(map(len, columns), default=0)):
     for index, (sample, column) in enumerate(zip(samples, columns)):
       if turn < len(column):
-        known = len(vocabulary)
+        words_before = len(vocabulary)
         entry = _entry(index, column[turn], sample.decode, vocabulary)
-        size += len(json.dumps(entry)) + 12 * (len(vocabulary) - known)
+        new_words = len(vocabulary) - words_before
+        size += len(json.dumps(entry)) + _WORD_BYTES * new_words
         entries.append(entry)
-    if size > most_bytes:
+    if size > max_bytes:
       break
   entries.sort(key=lambda e: e["row"])
   return {
@@ -112,9 +122,11 @@ def _entry(
   decode: Decoder | None,
   vocabulary: dict[tuple[int, str], int],
 ) -> dict[str, Any]:
-  entry = {key: episode.get(key) for key in _SHOWN}
+  entry = {key: episode.get(key) for key in _ENTRY_KEYS}
   entry |= {
-    key: episode[key] for key in _OPTIONAL if episode.get(key) not in (None, "")
+    key: episode[key]
+    for key in _OPTIONAL_KEYS
+    if episode.get(key) not in (None, "")
   }
   entry |= {
     "row": row,
@@ -135,9 +147,11 @@ def _tokens(
   decode: Decoder,
   vocabulary: dict[tuple[int, str], int],
 ) -> dict[str, Any]:
-  ids, authors = tokens["ids"], [tuple(run) for run in tokens["authors"]]
+  ids = tokens["ids"]
+  authors = [tuple(run) for run in tokens["authors"]]
   prompt = sum(count for author, count in authors if author == "prompt")
-  texts, logps = token_texts(ids[prompt:], decode), tokens.get("logps")
+  texts = token_texts(ids[prompt:], decode)
+  logps = tokens.get("logps")
   return {
     "prompt": decode(ids[:prompt]),
     "tokens": {
@@ -163,10 +177,13 @@ def token_texts(ids: Sequence[int], decode: Decoder) -> list[str]:
   # treat a first token differently (its leading space).
   start = done = 0
   for stop in range(1, len(ids) + 1):
-    before, after = decode(ids[start:done]), decode(ids[start:stop])
-    if after.endswith("\ufffd") and stop < len(ids):
+    context = decode(ids[start:done])
+    extended = decode(ids[start:stop])
+    # The replacement character stands for the bytes of an incomplete character.
+    if extended.endswith("\ufffd") and stop < len(ids):
       texts.append("")
       continue
-    texts.append(after[len(before) :])
-    start, done = done, stop
+    texts.append(extended[len(context) :])
+    start = done
+    done = stop
   return texts

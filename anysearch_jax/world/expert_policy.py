@@ -37,8 +37,11 @@ Say = Callable[[types.GenerateRequest, str], str]
 class ScriptedEngine:
   """A `types.Engine` whose turns come from a function, with log-prob 0.
 
-  `say` returns the text of a turn, given the request and the decoded context.
-  It is cut after its first stop text, or else gets an end-of-turn token.
+  Args:
+    say: returns the text of a turn, given the request and the decoded context.
+      The text is cut after its first stop text; without one it gets an
+      end-of-turn token.
+    codec: encodes and decodes the tokens.
   """
 
   def __init__(self, say: Say, codec: types.TextCodec):
@@ -48,16 +51,18 @@ class ScriptedEngine:
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Returns the scripted turn, truncated to `max_tokens`."""
-    said = self._say(request, self._codec.decode(request.token_ids))
-    text = request.cut(said)
+    turn_text = self._say(request, self._codec.decode(request.token_ids))
+    text = request.cut(turn_text)
     finish = types.Finish.STOP
     if text is None:
-      text, finish = said, types.Finish.END_OF_TURN
+      text = turn_text
+      finish = types.Finish.END_OF_TURN
     ids = self._codec.encode(text)
     if finish is types.Finish.END_OF_TURN:
       ids.append(min(self._codec.end_of_turn_ids))
     if len(ids) > request.max_tokens:
-      ids, finish = ids[: request.max_tokens], types.Finish.LENGTH
+      ids = ids[: request.max_tokens]
+      finish = types.Finish.LENGTH
       text = self._codec.decode(ids)
     self.counters["sampled_tokens"] += len(ids)
     n = len(ids)
@@ -70,21 +75,21 @@ class ScriptedEngine:
 NAMES = ("optimum", "unknown_only", "everything")
 
 
-def named(
+def from_name(
   name: str, world: world_lib.World
 ) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of one of `NAMES`, and the tokenizer of its world.
 
   Raises:
-    ValueError: there is no such policy, or its price is no number from 0.
+    ValueError: there is no such policy, or its price is not a number >= 0.
   """
   kind, _, price = name.partition(":")
   try:
     if name in ("everything", "unknown_only"):
-      thorough = optimum.Thorough(world, known=name == "everything")
-      return make(world, thorough)
+      thorough = optimum.Thorough(world, search_known=name == "everything")
+      return make_engine(world, thorough)
     if kind == "optimum":
-      return make(world, optimum.Optimum(world, price=float(price or 0)))
+      return make_engine(world, optimum.Optimum(world, price=float(price or 0)))
     raise ValueError("there is no such policy")
   except ValueError as error:
     raise ValueError(
@@ -93,7 +98,7 @@ def named(
     ) from error
 
 
-def make(
+def make_engine(
   world: world_lib.World, agent: optimum.Optimum
 ) -> tuple[ScriptedEngine, types.TextCodec]:
   """Returns the engine of an agent, and the tokenizer of its world.
@@ -120,45 +125,65 @@ def turn(
 ) -> str:
   """Returns the next turn of an agent.
 
-  `budget` is that of the whole episode, and `context` what is said so far, with
-  the searches of any agent.
+  Args:
+    agent: decides the turn.
+    question: the text of a question of the agent's world.
+    budget: searches of the whole episode.
+    context: the episode so far, with the searches of any agent.
   """
   start, *chain, _ = question.split()
-  found: dict[optimum.Fact, list[int]] = {}
-  made = _SEARCHED.findall(context)
-  for entity, wording, shown in made:
-    e = agent.world.index[entity]
-    facts = [
-      (e, r)
-      for r in range(len(world_lib.RELATIONS))
-      if wording in world_lib.RELATIONS[r][:2]
-    ]
+  found_values: dict[optimum.Fact, list[int]] = {}
+  searches = _SEARCHED.findall(context)
+  for entity, wording, results in searches:
+    subject = agent.world.index[entity]
     if wording == world_lib.VERDICT:
-      facts = [fact for fact, two in found.items() if fact[0] == e and two[1:]]
-    values = values_of(passages_of(shown), entity, (wording,))
-    found |= dict.fromkeys(facts, [agent.world.index[v] for v in values])
-  move = agent.moves(start, tuple(chain), budget - len(made), found)[0]
+      facts = [
+        fact
+        for fact, values in found_values.items()
+        if fact[0] == subject and len(values) > 1
+      ]
+    else:
+      facts = [
+        (subject, r)
+        for r, relation in enumerate(world_lib.RELATIONS)
+        if wording in (relation.name, relation.alternative)
+      ]
+    names = values_of(passages_of(results), entity, (wording,))
+    found_values |= dict.fromkeys(
+      facts, [agent.world.index[name] for name in names]
+    )
+  move = agent.moves(start, tuple(chain), budget - len(searches), found_values)[
+    0
+  ]
   if move.fact:
     entity = agent.world.entities[move.fact[0]]
     return (
       f"<think> need {entity} {move.relation} ; </think> "
       f"<search> {entity} {move.wording} </search>"
     )
-  chances = agent.answers(start, tuple(chain), found)
+  chances = agent.answers(start, tuple(chain), found_values)
   value = agent.world.entities[int(chances.argmax())]
   return f"<think> found {value} ; </think> <answer> {value} </answer>"
 
 
-def passages_of(shown: str) -> list[types.Passage]:
-  """Returns the passages of a search's results, as an episode shows them."""
-  found = _PASSAGE.findall(shown)
-  return [types.Passage("", title, words) for title, words in found]
+def passages_of(results: str) -> list[types.Passage]:
+  """Parses the passages of a search's results, as an episode shows them."""
+  return [
+    types.Passage("", title, words)
+    for title, words in _PASSAGE.findall(results)
+  ]
 
 
 def values_of(
   passages: Sequence[types.Passage], entity: str, wordings: Sequence[str]
 ) -> list[str]:
-  """Returns the distinct values of `entity` in passages with these wordings."""
+  """Returns the distinct values of an entity in passages.
+
+  Args:
+    passages: passages of the world.
+    entity: the title of the passages that are read.
+    wordings: the wordings of a relation that are read.
+  """
   values: dict[str, None] = {}
   for passage in passages:
     wording, value, *_ = passage.text.split()

@@ -26,16 +26,19 @@ from anysearch_jax.world import world as world_lib
 
 # Searching must be better by more than rounding errors.
 _TIE = 1e-9
-_BUDGET = 8  # Searches that are computed at once; more if more are asked for.
-_KEPT = 6000  # States that each cache keeps, of a few KB each.
+# Largest number of searches in the first tables; larger budgets enlarge them.
+_INITIAL_SEARCHES = 8
+# States that each cache holds, of a few KB each.
+_CACHED_STATES = 6000
 
 Chain = tuple[str, ...]  # Names of relations.
 Fact = tuple[int, int]  # Indices of an entity and of a relation.
-# Kinds of doubt: a value is from memory; from memory, and a search missed it;
-# or one of the two that were found.
-_MEMORY, _MISSED, _CHOICE = "memory", "missed", "choice"
-# What was left behind: hops, ascending, and their kinds of doubt, in capitals
-# if a fact after the hop was found.
+# Kinds of doubt about the value of a hop.
+_MEMORY = "memory"  # The value is from memory.
+_MISSED = "missed"  # The value is from memory, and a search missed the fact.
+_CHOICE = "choice"  # The value is one of the two that a search found.
+# The doubtful hops behind the agent, ascending, with the kind of each doubt, in
+# capitals if a fact after the hop was found.
 _Doubts = tuple[tuple[int, str], ...]
 
 
@@ -43,30 +46,33 @@ class Odds(NamedTuple):
   """What an agent knows of a relation's facts; n subjects, m possible values.
 
   Attributes:
-    subjects, values: their indices.
-    known: bool `[n]`, memory holds the fact.
-    memory: int `[n]`, which of the values; 0 if it does not.
-    right: P(a memory is right).
+    subjects: indices of the entities that may be a subject.
+    values: indices of the entities that may be a value.
+    remembered: bool `[n]`, memory holds the fact.
+    memory: int `[n]`, the index of the remembered value within `values`; 0
+      where memory does not hold the fact.
+    reliability: P(a memory is right).
     twin: `[n]`, P(a fact that memory does not hold has a false twin).
-    step: `[n, m]`, P(value) before any search.
+    transition: `[n, m]`, P(value) before any search.
   """
 
   subjects: range
   values: range
-  known: np.ndarray
+  remembered: np.ndarray
   memory: np.ndarray
-  right: float
+  reliability: float
   twin: np.ndarray
-  step: np.ndarray
+  transition: np.ndarray
 
 
 class Move(NamedTuple):
   """A search, or the answer.
 
   Attributes:
-    value: P(right answer) - price E[searches], if all that follows is best.
-    fact: that is searched, of this relation; None: the answer.
-    wording: of the search.
+    value: P(right answer) - price E[searches], if all later moves are best.
+    fact: the fact to search for; None: the agent answers.
+    relation: name of the fact's relation.
+    wording: the relation's word in the search.
   """
 
   value: float
@@ -92,13 +98,21 @@ class Optimum:
   def __init__(self, world: world_lib.World, *, price: float = 0.0):
     if not price >= 0:
       raise ValueError(f"Found the price {price}; expected at least 0.")
-    self.world, self._price = world, price
-    self._odds, self._most = relation_odds(world), _BUDGET
+    self.world = world
+    self._price = price
+    self._odds = relation_odds(world)
+    self._max_searches = _INITIAL_SEARCHES
     self.play = functools.cache(self.play)  # type: ignore[method-assign]
-    self._forget()
+    self._reset_caches()
 
   def value(self, start: str, chain: Chain, searches: int) -> float:
-    """Returns the maximum, for the relations `chain` from an entity on."""
+    """Returns the largest P(right answer) - price E[searches].
+
+    Args:
+      start: the entity at which the question starts.
+      chain: the relations to follow.
+      searches: number of searches that the agent may make.
+    """
     return self.moves(start, chain, searches, {})[0].value
 
   def moves(
@@ -106,38 +120,47 @@ class Optimum:
     start: str,
     chain: Chain,
     searches: int,
-    found: Mapping[Fact, Sequence[int]],
+    found_values: Mapping[Fact, Sequence[int]],
   ) -> list[Move]:
     """Returns what the agent may do, the best first.
 
     Args:
-      start, chain: the question.
-      searches: that are left.
-      found: by fact that was searched: no value after a miss, two values until
-        the verdict is known, otherwise one.
+      start: the entity at which the question starts.
+      chain: the relations to follow.
+      searches: number of searches that the agent may still make.
+      found_values: for each searched fact, the values that were found: none
+        after a miss, two until the verdict is known, otherwise one.
     """
-    if searches > self._most:
-      self._most = searches
-      self._forget()
-    return self._moves(self.world.index[start], (), (), chain, searches, found)
+    if searches > self._max_searches:
+      self._max_searches = searches
+      self._reset_caches()
+    return self._moves(
+      self.world.index[start], (), (), chain, searches, found_values
+    )
 
   def answers(
-    self, start: str, chain: Chain, found: Mapping[Fact, Sequence[int]]
+    self, start: str, chain: Chain, found_values: Mapping[Fact, Sequence[int]]
   ) -> np.ndarray:
-    """Returns P(right answer) of each entity, `[E]`; arguments: see `moves`."""
+    """Returns P(right answer) of each of the E entities, float `[E]`.
+
+    Args:
+      start: the entity at which the question starts.
+      chain: the relations to follow.
+      found_values: for each searched fact, the values, see `moves`.
+    """
     chances = np.zeros(len(self.world.entities))
     chances[self.world.index[start]] = 1
     for name in chain:
       odds = self._odds[name]
-      step = odds.step.copy()
-      for (entity, r), values in found.items():
+      transition = odds.transition.copy()
+      for (entity, r), values in found_values.items():
         if values and r == world_lib.INDEX[name]:
-          row = step[entity - odds.subjects.start]
+          row = transition[entity - odds.subjects.start]
           row[:] = 0
           row[np.array(values) - odds.values.start] = 1 / len(values)
-      after = chances[odds.subjects] @ step
+      value_chances = chances[odds.subjects] @ transition
       chances = np.zeros_like(chances)
-      chances[odds.values] = after
+      chances[odds.values] = value_chances
     return chances
 
   def play(self, name: str, budget: int) -> tuple[float, int]:
@@ -146,22 +169,30 @@ class Optimum:
     Returns:
       1 if the answer is right, otherwise 0; the number of searches.
     """
-    snapshot, start, chain, answer = _asked(self.world, name)
-    found: dict[Fact, tuple[int, ...]] = {}
-    for left in range(budget, -1, -1):
-      move = self.moves(start, chain, left, found)[0]
+    snapshot, start, chain, answer = _parse_question(self.world, name)
+    found_values: dict[Fact, tuple[int, ...]] = {}
+    for remaining in range(budget, -1, -1):
+      move = self.moves(start, chain, remaining, found_values)[0]
       if not move.fact:
         break
       query = f"{self.world.entities[move.fact[0]]} {move.wording}"
-      shown = seen(self.world, snapshot, query)
-      found[move.fact] = shown[move.fact, move.wording]
-    right = self.answers(start, chain, found).argmax() == answer
-    return float(right), budget - left
+      results = visible_values(self.world, snapshot, query)
+      found_values[move.fact] = results[move.fact, move.wording]
+    right = self.answers(start, chain, found_values).argmax() == answer
+    return float(right), budget - remaining
 
-  def _forget(self) -> None:
-    for name in ("_ends", "_value", "_best", "_fresh", "_found"):
+  def _reset_caches(self) -> None:
+    """Gives each recursive method a new cache, of tables of the new size."""
+    methods = (
+      "_final_chances",
+      "_arrival_rows",
+      "_best_rows",
+      "_mean_rows",
+      "_found_rows",
+    )
+    for name in methods:
       method = getattr(type(self), name).__get__(self)
-      setattr(self, name, functools.lru_cache(_KEPT)(method))
+      setattr(self, name, functools.lru_cache(_CACHED_STATES)(method))
 
   def _moves(
     self,
@@ -170,213 +201,282 @@ class Optimum:
     doubts: _Doubts,
     chain: Chain,
     searches: int,
-    found: Mapping[Fact, Sequence[int]],
+    found_values: Mapping[Fact, Sequence[int]],
   ) -> list[Move]:
-    """Returns the moves, with the facts of the chain up to this entity."""
-    hop, missed = len(facts), False
+    """Follows the chain from an entity to where the agent has no value.
+
+    Args:
+      entity: the entity at hop `len(facts)`.
+      facts: the facts of the chain up to this entity.
+      doubts: the doubtful ones of these hops.
+      chain: the relations to follow.
+      searches: number of searches that the agent may still make.
+      found_values: the values that were found, see `moves`.
+
+    Returns:
+      The moves, the best first. Where two values were found, the chain of the
+      better one is followed.
+    """
+    hop = len(facts)
+    missed = False
     if hop < len(chain):
       odds = self._odds[chain[hop]]
       fact = entity, world_lib.INDEX[chain[hop]]
       facts = (*facts, fact)
-      place, values = entity - odds.subjects.start, found.get(fact)
+      row_index = entity - odds.subjects.start
+      values = found_values.get(fact)
       missed = values is not None
-      more = doubts
+      next_doubts = doubts
       if values:
-        choice = ((hop, _CHOICE),) if len(values) > 1 else ()
-        more = (*_passed(doubts), *choice)
-      elif odds.known[place]:
-        values = (odds.values[odds.memory[place]],)
-        if odds.right < 1:
-          more = (*doubts, (hop, _MISSED if missed else _MEMORY))
+        next_doubts = _mark_passed(doubts)
+        if len(values) > 1:
+          next_doubts = (*next_doubts, (hop, _CHOICE))
+      elif odds.remembered[row_index]:
+        values = (odds.values[odds.memory[row_index]],)
+        if odds.reliability < 1:
+          kind = _MISSED if missed else _MEMORY
+          next_doubts = (*doubts, (hop, kind))
       if values:
         return max(
-          (self._moves(v, facts, more, chain, searches, found) for v in values),
+          (
+            self._moves(
+              value, facts, next_doubts, chain, searches, found_values
+            )
+            for value in values
+          ),
           key=lambda moves: moves[0].value,
         )
     else:
-      place = entity - self._odds[chain[-1]].values.start
-    made = []
+      row_index = entity - self._odds[chain[-1]].values.start
+    moves = []
     options = self._options(chain, doubts, hop, missed)
-    for at, rows in options.items():
-      value = rows[searches, place]
-      if at < 0:
-        made.append(Move(value))
+    for target, rows in options.items():
+      value = rows[searches, row_index]
+      if target < 0:
+        moves.append(Move(value))
       elif searches:
-        name = chain[at]
-        wording = world_lib.RELATIONS[facts[at][1]][:2][facts[at] in found]
-        if dict(doubts).get(at, "").lower() == _CHOICE:
+        fact = facts[target]
+        wording = _usual_wording(fact, fact in found_values)
+        if dict(doubts).get(target, "").lower() == _CHOICE:
           wording = world_lib.VERDICT
-        made.append(Move(value, facts[at], name, wording))
-    best = made[0]
-    for move in made[1:]:
+        moves.append(Move(value, fact, chain[target], wording))
+    best = moves[0]
+    for move in moves[1:]:
       best = move if move.value > best.value + _TIE else best
-    return [best, *(move for move in made if move is not best)]
+    return [best, *(move for move in moves if move is not best)]
 
-  # Below, rows are values `[L + 1, n]`, by the searches left and by the entity
-  # at a hop.
+  # Below, rows are values `[L + 1, n]`: by the number of searches left, 0 to L,
+  # and by the entity at a hop. Tables over all entities at once replace a
+  # recursion over single entities, which would visit each of n^hops paths.
 
   def _options(
-    self, chain: Chain, doubts: _Doubts, at: int, missed: bool
+    self, chain: Chain, doubts: _Doubts, hop: int, missed: bool
   ) -> dict[int, np.ndarray]:
     """Returns the rows of the answer, -1, and of a search for a hop's fact.
 
-    Memory does not hold the fact of hop `at`, or this is the chain's end.
+    Args:
+      chain: the relations to follow.
+      doubts: the doubtful hops before `hop`.
+      hop: the hop whose fact memory does not hold, or the chain's end.
+      missed: whether a search for this hop's fact has missed.
     """
-    stop = self._stop(chain, doubts, at)
-    options = {-1: np.tile(stop, (self._most + 1, 1))}
+    answer = self._answer_value(chain, doubts, hop)
+    options = {-1: np.tile(answer, (self._max_searches + 1, 1))}
 
     miss = world_lib.ALTERNATIVE
-    if at < len(chain):
-      here = _shift(chain, doubts, at)
-      found = self._found(*here)
+    if hop < len(chain):
+      state = _drop_sure_hops(chain, doubts, hop)
+      rows = self._found_rows(*state)
       if not missed:
-        found = (1 - miss) * found + miss * self._best(*here, True)
-      options[at] = self._before(found)
-    for i, (hop, kind) in enumerate(doubts):
-      before, after = doubts[:i], doubts[i + 1 :]
-      kept = self._kept(chain, (hop, kind))
-      found = (1 - kept) * self._fresh(*_shift(chain, before, hop + 1))
-      sure = _shift(chain, (*_passed(before), *after), at)
-      found = found + kept * self._best(*sure, missed)
+        rows = (1 - miss) * rows + miss * self._best_rows(*state, True)
+      options[hop] = self._before_search(rows)
+    for i, (doubtful_hop, kind) in enumerate(doubts):
+      earlier = doubts[:i]
+      later = doubts[i + 1 :]
+      # The search finds another value, after which the agent starts anew from
+      # this hop, or confirms the value, and one doubt less is left.
+      right = self._right_chance(chain, (doubtful_hop, kind))
+      changed = _drop_sure_hops(chain, earlier, doubtful_hop + 1)
+      rows = (1 - right) * self._mean_rows(*changed)
+      sure = _drop_sure_hops(chain, (*_mark_passed(earlier), *later), hop)
+      rows = rows + right * self._best_rows(*sure, missed)
       if kind.lower() == _MEMORY:
-        other = _MISSED if kind == _MEMORY else _MISSED.upper()
-        again = (*before, (hop, other), *after)
-        other_rows = self._best(chain, again, at, missed)
-        found = (1 - miss) * found + miss * other_rows
-      options[hop] = self._before(found)
+        missed_kind = _MISSED if kind == _MEMORY else _MISSED.upper()
+        after_miss = (*earlier, (doubtful_hop, missed_kind), *later)
+        miss_rows = self._best_rows(chain, after_miss, hop, missed)
+        rows = (1 - miss) * rows + miss * miss_rows
+      options[doubtful_hop] = self._before_search(rows)
     return options
 
-  def _stop(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
-    """Returns P(right) of the most likely answer `[n]`."""
-    right, others = 1.0, np.zeros(())
+  def _answer_value(
+    self, chain: Chain, doubts: _Doubts, hop: int
+  ) -> np.ndarray:
+    """Returns P(right) of the most likely answer, `[n]`, without a search."""
+    all_right = 1.0
+    others = np.zeros(())
     for doubt in doubts:
-      kept = self._kept(chain, doubt)
-      mean = self._ends(chain[-1:], chain[doubt[0] + 1 :])[1]
-      others = others + right * (1 - kept) * mean
-      right *= kept
-    return (right * self._ends(chain[-1:], chain[at:])[0] + others).max(1)
+      right = self._right_chance(chain, doubt)
+      _, mean = self._final_chances(chain[-1:], chain[doubt[0] + 1 :])
+      others = others + all_right * (1 - right) * mean
+      all_right *= right
+    final, _ = self._final_chances(chain[-1:], chain[hop:])
+    return (all_right * final + others).max(1)
 
-  def _ends(self, last: Chain, chain: Chain) -> tuple[np.ndarray, np.ndarray]:
-    """Returns P(final value) `[n, m]` without a search, and its mean `[m]`."""
+  def _final_chances(
+    self, last: Chain, chain: Chain
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns P(final value) `[n, m]` without a search, and its mean `[m]`.
+
+    `chain` has the remaining relations; if it is empty, `last` has the last.
+    """
     odds = self._odds[(chain or last)[0]]
-    ends = np.eye(len(odds.values))
+    chances = np.eye(len(odds.values))
     if chain:
-      ends = odds.step @ self._ends(last, chain[1:])[0]
-    return ends, ends.mean(0)
+      later, _ = self._final_chances(last, chain[1:])
+      chances = odds.transition @ later
+    return chances, chances.mean(0)
 
-  def _kept(self, chain: Chain, doubt: tuple[int, str]) -> float:
-    """Returns P(a value is right), or else any value is as likely as another.
+  def _right_chance(self, chain: Chain, doubt: tuple[int, str]) -> float:
+    """Returns P(a doubtful value is right), else all values are equally likely.
 
-    Where nothing was found after it, those others include the value itself.
+    If no later fact was found, those values include the doubtful one itself.
     """
     hop, kind = doubt
-    right = 0.5 if kind.lower() == _CHOICE else self._odds[chain[hop]].right
+    right = self._odds[chain[hop]].reliability
+    if kind.lower() == _CHOICE:
+      right = 0.5
     m = len(self._odds[chain[hop]].values)
     return right if kind.isupper() else (m * right - 1) / (m - 1)
 
-  def _best(
-    self, chain: Chain, doubts: _Doubts, at: int, missed: bool
+  def _best_rows(
+    self, chain: Chain, doubts: _Doubts, hop: int, missed: bool
   ) -> np.ndarray:
-    best, *others = self._options(chain, doubts, at, missed).values()
-    for rows in others:
+    """Returns the rows of the best option, see `_options`."""
+    best, *searches = self._options(chain, doubts, hop, missed).values()
+    for rows in searches:
       best = np.where(rows > best + _TIE, rows, best)
     return best
 
-  def _value(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
-    """Returns the best rows, with or without a memory of the fact at a hop."""
-    if at == len(chain):
-      return self._best(chain, doubts, at, False)
-    odds = self._odds[chain[at]]
-    more = (*doubts, (at, _MEMORY)) if odds.right < 1 else doubts
-    rows = self._value(*_shift(chain, more, at + 1))[:, odds.memory]
-    if odds.known.all():
+  def _arrival_rows(
+    self, chain: Chain, doubts: _Doubts, hop: int
+  ) -> np.ndarray:
+    """Returns the best rows at a hop, with or without a memory of its fact."""
+    if hop == len(chain):
+      return self._best_rows(chain, doubts, hop, False)
+    odds = self._odds[chain[hop]]
+    next_doubts = (*doubts, (hop, _MEMORY)) if odds.reliability < 1 else doubts
+    state = _drop_sure_hops(chain, next_doubts, hop + 1)
+    rows = self._arrival_rows(*state)[:, odds.memory]
+    if odds.remembered.all():
       return rows
-    return np.where(
-      odds.known, rows, self._best(*_shift(chain, doubts, at), False)
-    )
+    unknown = self._best_rows(*_drop_sure_hops(chain, doubts, hop), False)
+    return np.where(odds.remembered, rows, unknown)
 
-  def _fresh(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
-    """Returns the mean over all entities at a hop `[L + 1, 1]`."""
-    return self._value(chain, doubts, at).mean(1, keepdims=True)
+  def _mean_rows(self, chain: Chain, doubts: _Doubts, hop: int) -> np.ndarray:
+    """Returns the mean over all entities at a hop, `[L + 1, 1]`."""
+    return self._arrival_rows(chain, doubts, hop).mean(1, keepdims=True)
 
-  def _found(self, chain: Chain, doubts: _Doubts, at: int) -> np.ndarray:
+  def _found_rows(self, chain: Chain, doubts: _Doubts, hop: int) -> np.ndarray:
     """Returns the rows after a search that has found the fact at a hop."""
-    doubts = _passed(doubts)
-    one = _shift(chain, doubts, at + 1)
-    go = self._value(*_shift(chain, (*doubts, (at, _CHOICE)), at + 1))
-    ask = self._before(self._value(*one))
-    n = go.shape[1]
+    doubts = _mark_passed(doubts)
+    one_value = _drop_sure_hops(chain, doubts, hop + 1)
+    two_values = _drop_sure_hops(chain, (*doubts, (hop, _CHOICE)), hop + 1)
+    go_on = self._arrival_rows(*two_values)
+    verify = self._before_search(self._arrival_rows(*one_value))
+    n = go_on.shape[1]
     # Of two values, the agent goes on with the better one, or asks for the
     # verdict first. Weights are those of each value, over all pairs.
-    order = np.argsort(-go, axis=1, kind="stable")
+    order = np.argsort(-go_on, axis=1, kind="stable")
     rank = np.argsort(order, axis=1)
     better = rank[:, :, None] < rank[:, None]
-    asks = ask[:, :, None] + ask[:, None, :]
-    asks = better & (asks / 2 > go[:, :, None] + _TIE)
+    pair_sums = verify[:, :, None] + verify[:, None, :]
+    verifies = better & (pair_sums / 2 > go_on[:, :, None] + _TIE)
     pairs = n * (n - 1) / 2
-    weights = (asks.sum(1) + asks.sum(2)) / (2 * pairs)
-    two = (weights * np.where(weights > 0, ask, 0)).sum(1, keepdims=True)
-    goes = (better & ~asks).sum(2) / pairs
-    two = two + (goes * go).sum(1, keepdims=True)
-    twin = self._odds[chain[at]].twin
-    return (1 - twin) * self._fresh(*one) + twin * two
+    weights = (verifies.sum(1) + verifies.sum(2)) / (2 * pairs)
+    # Rows without a search left are -inf; their weight is 0.
+    verified = weights * np.where(weights > 0, verify, 0)
+    contradicted = verified.sum(1, keepdims=True)
+    goes_on = (better & ~verifies).sum(2) / pairs
+    contradicted = contradicted + (goes_on * go_on).sum(1, keepdims=True)
+    twin = self._odds[chain[hop]].twin
+    return (1 - twin) * self._mean_rows(*one_value) + twin * contradicted
 
-  def _before(self, rows: np.ndarray) -> np.ndarray:
-    """Returns the rows before a search, of those after it."""
-    before = np.full_like(rows, -np.inf)
-    before[1:] = rows[:-1] - self._price
-    return before
+  def _before_search(self, rows: np.ndarray) -> np.ndarray:
+    """Returns the rows before a search, given those after it."""
+    shifted = np.full_like(rows, -np.inf)
+    shifted[1:] = rows[:-1] - self._price
+    return shifted
 
 
 class Thorough(Optimum):
   """An agent that searches for one fact after another, until it is certain.
 
-  With `known`, it also searches for what memory holds.
+  Args:
+    world: its memory is the agent's.
+    search_known: whether the agent also searches for facts in memory.
   """
 
-  def __init__(self, world: world_lib.World, *, known: bool):
+  def __init__(self, world: world_lib.World, *, search_known: bool):
     super().__init__(world)
-    self._known = known
+    self._search_known = search_known
 
   def moves(
     self,
     start: str,
     chain: Chain,
     searches: int,
-    found: Mapping[Fact, Sequence[int]],
+    found_values: Mapping[Fact, Sequence[int]],
   ) -> list[Move]:
-    """Returns the one move that it makes; it has no value."""
+    """Returns the agent's only move, without a value.
+
+    Args:
+      start: the entity at which the question starts.
+      chain: the relations to follow.
+      searches: number of searches that the agent may still make.
+      found_values: by fact that was searched, the values, see `Optimum.moves`.
+    """
     entity = self.world.index[start]
     for name in chain if searches else ():
       fact = entity, world_lib.INDEX[name]
-      values, memory = found.get(fact), int(self.world.memory[fact])
+      values = found_values.get(fact)
+      memory = int(self.world.memory[fact])
       if values and len(values) == 1:
         entity = values[0]
-      elif memory >= 0 and not self._known:
+      elif memory >= 0 and not self._search_known:
         entity = memory
       else:
-        wording = world_lib.RELATIONS[fact[1]][:2][values is not None]
-        wording = world_lib.VERDICT if values else wording
+        wording = _usual_wording(fact, values is not None)
+        if values:
+          wording = world_lib.VERDICT
         return [Move(np.nan, fact, name, wording)]
     return [Move(np.nan)]
 
 
-def _passed(doubts: _Doubts) -> _Doubts:
-  """Marks doubts: a fact after them was found."""
+def _usual_wording(fact: Fact, missed: bool) -> str:
+  """Returns the wording of a search: the alternative one after a miss."""
+  relation = world_lib.RELATIONS[fact[1]]
+  return relation.alternative if missed else relation.name
+
+
+def _mark_passed(doubts: _Doubts) -> _Doubts:
+  """Returns the doubts after a later fact was found, see `_Doubts`."""
   return tuple((hop, kind.upper()) for hop, kind in doubts)
 
 
-def _shift(
-  chain: Chain, doubts: _Doubts, at: int
+def _drop_sure_hops(
+  chain: Chain, doubts: _Doubts, hop: int
 ) -> tuple[Chain, _Doubts, int]:
-  """Leaves out the hops before the first doubt, but not the last relation."""
-  first = min(doubts[0][0] if doubts else at, len(chain) - 1)
-  doubts = tuple((hop - first, kind) for hop, kind in doubts)
-  return chain[first:], doubts, at - first
+  """Drops the hops before the first doubt, but not the last relation.
+
+  States with equal remaining hops then share one table.
+  """
+  first = min(doubts[0][0] if doubts else hop, len(chain) - 1)
+  doubts = tuple((doubtful - first, kind) for doubtful, kind in doubts)
+  return chain[first:], doubts, hop - first
 
 
 def relation_odds(world: world_lib.World) -> dict[str, Odds]:
-  """Returns what an agent knows of each relation."""
+  """Returns what an agent knows of each relation's facts, by its name."""
   snapshot = world.snapshot(0)
   count = ((snapshot.values >= 0) & ~world.known).sum(1)
   # Of the facts in random order, the first of each entity get twins until
@@ -389,66 +489,87 @@ def relation_odds(world: world_lib.World) -> dict[str, Odds]:
   for r, relation in enumerate(world_lib.RELATIONS):
     subjects = world.members[relation.subject]
     values = world.members[relation.object]
-    known = world.known[subjects, r]
-    memory = np.where(known, world.memory[subjects, r] - values.start, 0)
+    remembered = world.known[subjects, r]
+    memory = np.where(remembered, world.memory[subjects, r] - values.start, 0)
     m = len(values)
-    right = world.reliability(relation.name)
-    step = np.full((len(subjects), m), 1 / m)
-    step[known] = (1 - right) / (m - 1)
-    step[known, memory[known]] = right
+    reliability = world.reliability(relation.name)
+    transition = np.full((len(subjects), m), 1 / m)
+    transition[remembered] = (1 - reliability) / (m - 1)
+    transition[remembered, memory[remembered]] = reliability
     odds[relation.name] = Odds(
-      subjects, values, known, memory, right, twin[subjects], step
+      subjects=subjects,
+      values=values,
+      remembered=remembered,
+      memory=memory,
+      reliability=reliability,
+      twin=twin[subjects],
+      transition=transition,
     )
   return odds
 
 
-def seen(
+def visible_values(
   world: world_lib.World, snapshot: world_lib.Snapshot, query: str
 ) -> dict[tuple[Fact, str], tuple[int, ...]]:
-  """Returns the values that a search shows in this order, by fact and wording.
+  """Returns the values that a search finds, by fact and wording.
 
-  Without both a subject and a relation it returns nothing.
+  Args:
+    world: the world of the snapshot.
+    snapshot: the facts of the corpus that is searched.
+    query: any text. Unless the search reads both a subject and a relation's
+      word, nothing is found.
+
+  Returns:
+    The values in the order of their passages; none after a miss.
   """
   subject, _, word = world.searched(query).partition(" ")
-  found: dict[tuple[Fact, str], tuple[int, ...]] = {}
+  results: dict[tuple[Fact, str], tuple[int, ...]] = {}
   for r, relation in enumerate(world_lib.RELATIONS if word else ()):
     fact = world.index[subject], r
-    value, twin = int(snapshot.values[fact]), int(snapshot.twins[fact])
+    value = int(snapshot.values[fact])
+    twin = int(snapshot.twins[fact])
     if word == world_lib.VERDICT and twin >= 0:
-      found[fact, word] = (value,)
+      results[fact, word] = (value,)
     elif value >= 0 and word in relation[:2]:
       values = (value,) if twin < 0 else (value, twin)
-      hit = word == relation[int(snapshot.alternative[fact])]
-      first = -1 if snapshot.twin_first[fact] else 1
-      found[fact, word] = values[::first] if hit else ()
-  return found
+      direction = -1 if snapshot.twin_first[fact] else 1
+      wording = relation[int(snapshot.alternative[fact])]
+      results[fact, word] = values[::direction] if word == wording else ()
+  return results
 
 
 def accuracy(
   agent: Optimum, ids: Iterable[str], budgets: Sequence[int]
 ) -> np.ndarray:
-  """Returns whether an agent is right, float64 `[N, B]`, at N ids, B budgets.
+  """Returns whether an agent answers right, 1 or 0, float64 `[N, B]`.
 
-  Raises ValueError if an id is not that of a question of the agent's world.
+  Args:
+    agent: the agent that plays.
+    ids: N ids of questions of the agent's world.
+    budgets: B numbers of searches.
+
+  Raises:
+    ValueError: an id is not that of a question of the agent's world.
   """
   ids = list(ids)
-  # Chains with equal ends share states.
+  # Chains with equal ends share states, so play those in succession.
   for name in sorted(ids, key=lambda name: name.split("-")[::-1]):
     for budget in budgets:
       agent.play(name, budget)
-  found = [[agent.play(name, budget)[0] for budget in budgets] for name in ids]
-  return np.array(found, dtype=float).reshape(-1, len(budgets))
+  right = [[agent.play(name, budget)[0] for budget in budgets] for name in ids]
+  return np.array(right, dtype=float).reshape(-1, len(budgets))
 
 
-def _asked(
+def _parse_question(
   world: world_lib.World, name: str
 ) -> tuple[world_lib.Snapshot, str, Chain, int]:
-  """Returns the snapshot, the chain and the answer of the question of an id."""
+  """Returns the snapshot, start, chain and answer of the question of an id."""
   try:
     _, index, start, chain = name.split("/")
     names = tuple(chain.split("-"))
     relations = [world_lib.INDEX[word] for word in names]
-    snapshot, answer = world.snapshot(int(index)), world.index[start]
+    snapshot = world.snapshot(int(index))
+    answer = world.index[start]
   except (KeyError, ValueError):
     raise ValueError(
       f"Found the question {name!r}; expected one of the generated world, such "

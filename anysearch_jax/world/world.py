@@ -28,12 +28,23 @@ import numpy as np
 
 from anysearch_jax import types
 
-# Of what is found and asked, beside the seed; runs of two versions differ.
+# Version of the generator. With one seed, two versions give different worlds.
 VERSION = 2
 SPLITS = ("train", "dev", "held-out")
 
 # Padding words, which state no fact, and the words of a verdict's passage.
-PADS = tuple("also here often long once quite rather then there very".split())
+PADS = (
+  "also",
+  "here",
+  "often",
+  "long",
+  "once",
+  "quite",
+  "rather",
+  "then",
+  "there",
+  "very",
+)
 VERDICT = "verdict"
 CONFIRMED = "confirmed"
 
@@ -91,10 +102,10 @@ _CONTRADICTED = 0.2
 _FILLERS = 3
 # Shares of the questions with 1, 2, ... hops.
 _HOP_MIX = (0.1, 0.2, 0.25, 0.2, 0.15, 0.1)
-# Of each of `SPLITS`: number of snapshots, and relative share of the chains.
-# Questions of a snapshot share the memories that are wrong in it, so many
-# snapshots say more than many questions.
+# Number of snapshots of each split. Questions of a snapshot share the memories
+# that are wrong in it, so many snapshots say more than many questions.
 _SNAPSHOTS = {"train": 32, "dev": 6, "held-out": 24}
+# Relative shares of the chains, in the order of `SPLITS`.
 _CHAIN_SHARES = (6, 2, 2)
 
 
@@ -120,8 +131,8 @@ class World:
   """Entities, memory, snapshots and questions; equal seeds give equal ones.
 
   Args:
-    seed: of all draws.
-    reliability: the probability that a memory is right, of every relation; 0:
+    seed: seed of all draws.
+    reliability: the probability that a memory is right, in every relation; 0:
       each relation has its own.
 
   Attributes:
@@ -152,8 +163,8 @@ class World:
     ranges = itertools.starmap(range, itertools.pairwise(ends))
     self.members = dict(zip(KINDS, ranges, strict=True))
     values = self._draw_values(rng)
-    known = [relation.known for relation in RELATIONS]
-    self.known = (values >= 0) & (rng.random(values.shape) < known)
+    shares = [relation.known for relation in RELATIONS]
+    self.known = (values >= 0) & (rng.random(values.shape) < shares)
     self.memory = np.where(self.known, values, -1)
 
   def reliability(self, relation: str) -> float:
@@ -180,11 +191,17 @@ class World:
     # A verdict names its entity but no relation: one twin for each entity.
     facts = rng.permutation(np.argwhere((values >= 0) & ~self.known))
     _, firsts = np.unique(facts[:, 0], return_index=True)
-    wanted = round(_CONTRADICTED * len(facts))
-    chosen = tuple(facts[np.sort(firsts)[:wanted]].T)
+    twin_count = round(_CONTRADICTED * len(facts))
+    with_twin = tuple(facts[np.sort(firsts)[:twin_count]].T)
     twins = np.full_like(values, -1)
-    twins[chosen] = self._draw_values(rng, values)[chosen]
-    return Snapshot(f"snapshot-{index}", values, alternative, twins, twin_first)
+    twins[with_twin] = self._draw_values(rng, values)[with_twin]
+    return Snapshot(
+      name=f"snapshot-{index}",
+      values=values,
+      alternative=alternative,
+      twins=twins,
+      twin_first=twin_first,
+    )
 
   @functools.cache  # noqa: B019
   def corpus(self, name: str) -> tuple[types.Passage, ...]:
@@ -201,13 +218,14 @@ class World:
     return tuple(self._write(int(digits)))
 
   def searched(self, query: str) -> str:
-    """Returns what a search reads of a query: a subject and a relation's word.
+    """Returns the words of a query that a search reads.
 
-    It reads no other words; with two subjects or two relations' words it reads
-    nothing.
+    They are a subject and a relation's word. With two subjects or two
+    relations' words a search reads nothing.
     """
     words = set(re.findall(r"\w+", query.lower()))
-    subjects, wordings = words & self.index.keys(), words & _SEARCHED
+    subjects = words & self.index.keys()
+    wordings = words & _SEARCHED
     if max(len(subjects), len(wordings)) > 1:
       return ""
     return " ".join((*subjects, *wordings))
@@ -230,20 +248,22 @@ class World:
     Raises:
       ValueError: the split is unknown, or has fewer questions.
     """
-    at = _split_index(split)
-    start = sum(_SNAPSHOTS[each] for each in SPLITS[:at])
-    snapshots = range(start, start + _SNAPSHOTS[split])
-    rng = _generator(self._seed, 2, at, seed)
+    split_index = _split_index(split)
+    first = sum(_SNAPSHOTS[earlier] for earlier in SPLITS[:split_index])
+    snapshots = range(first, first + _SNAPSHOTS[split])
+    rng = _generator(self._seed, 2, split_index, seed)
     values = np.stack([self.snapshot(i).values for i in snapshots])
-    drawn = []
-    for hops, share in enumerate(_shares(count, _HOP_MIX), 1):
+    questions = []
+    for hops, hop_count in enumerate(_shares(count, _HOP_MIX), 1):
       relations, starts = self._chains(hops, split)
-      where, paths = _sample_paths(rng, values, relations, starts, share)
-      drawn += [
+      pairs, paths = _sample_paths(
+        rng, values, relations=relations, starts=starts, count=hop_count
+      )
+      questions += [
         self._question(split, snapshots[s], relations[c].tolist(), path)
-        for (s, c), path in zip(where.tolist(), paths.tolist(), strict=True)
+        for (s, c), path in zip(pairs.tolist(), paths.tolist(), strict=True)
       ]
-    return [drawn[i] for i in rng.permutation(len(drawn))]
+    return [questions[i] for i in rng.permutation(len(questions))]
 
   def evaluation_questions(
     self, count: int = 0, split: str = "held-out"
@@ -269,9 +289,9 @@ class World:
     values = np.full((len(self.entities), len(RELATIONS)), -1)
     for r, relation in enumerate(RELATIONS):
       subjects = np.array(self.members[relation.subject])
-      taken = [subjects, *(other[subjects, r] for other in avoid)]
+      excluded = [subjects, *(other[subjects, r] for other in avoid)]
       values[subjects, r] = _draw(
-        rng, self.members[relation.object], np.stack(taken, 1)
+        rng, self.members[relation.object], np.stack(excluded, 1)
       )
     return values
 
@@ -291,7 +311,8 @@ class World:
       return types.Passage(f"{snapshot.name}/{title}/{label}", title, text)
 
     for e, r in np.argwhere(snapshot.values >= 0).tolist():
-      relation, value = RELATIONS[r], names[snapshot.values[e, r]]
+      relation = RELATIONS[r]
+      value = names[snapshot.values[e, r]]
       alternative = snapshot.alternative[e, r]
       wording = relation.alternative if alternative else relation.name
       fact = passage(e, relation.name, wording, value, padding=2)
@@ -376,7 +397,8 @@ def with_evidence(
     name = question.corpus
     if name not in corpora:
       corpora[name] = {passage.id: passage for passage in world.corpus(name)}
-    supporting, keys = [], []
+    supporting = []
+    search_keys = []
     for fact in question.metadata["facts"]:
       wording = fact["alternative" if fact["misses"] else "relation"]
       steps = [(fact["relation"], wording)]
@@ -385,9 +407,12 @@ def with_evidence(
       for label, word in steps:
         passage = corpora[name][f"{name}/{fact['entity']}/{label}"]
         supporting.append({"title": passage.title, "text": passage.text})
-        keys.append([f"{fact['entity']} {word}"])
-    known = {"supporting": supporting, "search_keys": keys}
-    metadata = {**question.metadata, **known}
+        search_keys.append([f"{fact['entity']} {word}"])
+    metadata = {
+      **question.metadata,
+      "supporting": supporting,
+      "search_keys": search_keys,
+    }
     out.append(dataclasses.replace(question, metadata=metadata))
   return out
 
@@ -417,9 +442,10 @@ def _split_index(split: str) -> int:
 
 def _names(rng: np.random.Generator, count: int) -> tuple[str, ...]:
   """Draws distinct pronounceable names; none is a relation, as "river" is."""
-  parts = ("bdfgklmnprstvz", "aeiou", "bdfgklmnprstvz", "aeiou", "lnrs")
-  every = ["".join(letters) for letters in itertools.product(*parts)]
-  names = [name for name in every if name not in INDEX]
+  consonants = "bdfgklmnprstvz"
+  vowels = "aeiou"
+  letters = itertools.product(consonants, vowels, consonants, vowels, "lnrs")
+  names = [name for name in map("".join, letters) if name not in INDEX]
   return tuple(rng.choice(names, count, replace=False).tolist())
 
 
@@ -428,8 +454,10 @@ def _draw(
 ) -> np.ndarray:
   """Draws one uniform member for each row of `avoid`, but none of that row."""
   values = rng.integers(members.start, members.stop, len(avoid))
-  while (clash := (values[:, None] == avoid).any(1)).any():
+  clash = (values[:, None] == avoid).any(1)
+  while clash.any():
     values[clash] = rng.integers(members.start, members.stop, clash.sum())
+    clash = (values[:, None] == avoid).any(1)
   return values
 
 
@@ -442,20 +470,29 @@ def _shares(count: int, mix: Sequence[float]) -> list[int]:
 def _sample_paths(
   rng: np.random.Generator,
   values: np.ndarray,
+  *,
   relations: np.ndarray,
   starts: np.ndarray,
   count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws `count` (snapshot, chain) pairs whose paths repeat no entity.
+  """Draws (snapshot, chain) pairs whose paths repeat no entity.
 
-  `values` is `[S, E, R]`. Returns the pairs and their paths `[n, hops + 1]`.
+  Args:
+    rng: draws the pairs, without replacement.
+    values: int `[S, E, R]`, the facts of S snapshots.
+    relations: int `[C, hops]`, the relations of C chains.
+    starts: int `[C]`, their first entities.
+    count: number n of pairs.
+
+  Returns:
+    The pairs, int `[n, 2]`, and their paths, int `[n, hops + 1]`.
   """
   total = len(values) * len(starts)
   size = count
   while True:
     size = min(2 * size + 16, total)
-    drawn = rng.choice(total, size, replace=False)
-    snapshot, chain = np.divmod(drawn, max(len(starts), 1))
+    codes = rng.choice(total, size, replace=False)
+    snapshot, chain = np.divmod(codes, max(len(starts), 1))
     path = [starts[chain]]
     for relation in relations[chain].T:
       path.append(values[snapshot, path[-1], relation])

@@ -21,21 +21,27 @@ class WorldSimulator:
   """A simulator of `simulation.SimulatedRetriever`, without a model.
 
   Useful passages are the world's own. In noisy ones, every entity of the text
-  is replaced by another one of its kind that is no golden answer. The title is
-  replaced only if it is a golden answer. The retriever is that of the world's
-  passages, the seed that of the run.
+  is replaced by another one of its kind that is not a golden answer. The title
+  is replaced only if it is a golden answer.
+
+  Args:
+    world: names the entities of a kind.
+    retriever: finds the world's passages.
+    seed: the run's seed.
   """
 
   def __init__(self, world: world_lib.World, retriever: Any, *, seed: int):
-    self._world, self._retriever, self._seed = world, retriever, seed
+    self._world = world
+    self._retriever = retriever
+    self._seed = seed
 
   async def find(
     self, request: types.SearchRequest, *, noisy: bool
   ) -> Sequence[types.Passage]:
     """See `simulation.ModelSimulator`."""
-    found = await self._retriever.search(request)
+    passages = await self._retriever.search(request)
     if not noisy:
-      return found
+      return passages
     context = request.known_context()
     gold = frozenset(context.question.golden_answers)
 
@@ -52,7 +58,7 @@ class WorldSimulator:
         passage, id=f"noisy/{passage.id}", title=title, text=text
       )
 
-    return [misstated(passage) for passage in found]
+    return [misstated(passage) for passage in passages]
 
   def identity(self, corpora: Sequence[str]) -> dict[str, Any]:
     """See `simulation.ModelSimulator`."""
@@ -62,8 +68,8 @@ class WorldSimulator:
     self, name: str, context: types.SearchContext, avoid: frozenset[str]
   ) -> str:
     """Draws another entity of the same kind, the same one within a search."""
-    at = self._world.index[name]
-    (members,) = (m for m in self._world.members.values() if at in m)
+    index = self._world.index[name]
+    (members,) = (m for m in self._world.members.values() if index in m)
     others = [
       other
       for other in self._world.entities[members.start : members.stop]
@@ -76,13 +82,18 @@ class WorldSimulator:
 class SelfSimulator:
   """A simulator that asks the world's policy itself (SSRL).
 
-  The policy is asked the query as a question without a search. The query's
-  words and its answer are the one passage. Without an answer nothing is found.
-  `prompt` is that of an episode, with `{B}` and `{Question}`.
+  The policy gets the query as a question without a search. The query's words
+  and the policy's answer make the only passage. Without an answer nothing is
+  found.
+
+  Args:
+    model: the policy.
+    prompt: the prompt of an episode, with `{B}` and `{Question}`.
   """
 
   def __init__(self, model: text_model.TextModel, *, prompt: str):
-    self._model, self._prompt = model, prompt
+    self._model = model
+    self._prompt = prompt
     self.attach = functools.partial(searching.attach, model)
 
   async def find(
@@ -92,15 +103,15 @@ class SelfSimulator:
     del noisy
     context = request.known_context()
     entity, *relation = request.query.split() or [""]
-    asked = protocol.render(
+    prompt = protocol.render(
       self._prompt, searches=0, question=f"{request.query} ?"
     )
     reply = await self._model.complete(
-      asked, address=context.address, turn=context.turn
+      prompt, address=context.address, turn=context.turn
     )
     # The end of the answer is a stop, which replies do not have.
-    _, opened, answer = reply.rpartition("<answer>")
-    if not opened or not answer.strip():
+    _, tag, answer = reply.rpartition("<answer>")
+    if not tag or not answer.strip():
       return ()
     text = " ".join((*relation, answer.strip()))
     return (types.Passage(f"self/{request.query}", entity, text),)
@@ -122,20 +133,24 @@ class WorldRefiner:
   """
 
   async def refine(
-    self, request: types.SearchRequest, found: Sequence[types.Passage]
+    self, request: types.SearchRequest, passages: Sequence[types.Passage]
   ) -> Sequence[types.Passage]:
     """See `refining.ModelRefiner`."""
-    asked = set(_WORD.findall(request.query.lower()))
+    query_words = set(_WORD.findall(request.query.lower()))
 
-    def helps(passage: types.Passage) -> bool:
+    def is_relevant(passage: types.Passage) -> bool:
       words = _WORD.findall(passage.text.lower())
-      return passage.title.lower() in asked and not asked.isdisjoint(words)
+      same_subject = passage.title.lower() in query_words
+      return same_subject and not query_words.isdisjoint(words)
 
     def emptied(passage: types.Passage) -> types.Passage:
       words = [w for w in passage.text.split() if w in world_lib.PADS]
       return dataclasses.replace(passage, text=" ".join(words))
 
-    return [each if helps(each) else emptied(each) for each in found]
+    return [
+      passage if is_relevant(passage) else emptied(passage)
+      for passage in passages
+    ]
 
   def identity(self) -> dict[str, Any]:
     """See `refining.ModelRefiner`."""

@@ -17,21 +17,35 @@ from tokenizers import models, pre_tokenizers
 from anysearch_jax.environment import prompts, protocol
 from anysearch_jax.world import world as world_lib
 
-PAD, UNKNOWN = "<|pad|>", "<|unknown|>"
-USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
+PAD = "<|pad|>"
+UNKNOWN = "<|unknown|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
+END = "<|end|>"  # Ends a turn.
 CONTROL = (PAD, UNKNOWN, USER, ASSISTANT, END)
 
 # The words of the expert's thoughts.
-THOUGHTS = tuple(
-  "need recall guess found nothing conflict "
-  "sufficient missing ample tight empty".split()
+THOUGHTS = (
+  "need",
+  "recall",
+  "guess",
+  "found",
+  "nothing",
+  "conflict",
+  "sufficient",
+  "missing",
+  "ample",
+  "tight",
+  "empty",
 )
 
 # The environment's phrases around ranks, titles and numbers.
 _PHRASES = (
   *(f"Doc {rank}(Title:" for rank in range(1, 6)),
   "No results found.",
-  *("remaining=", "used=", "total="),
+  "remaining=",
+  "used=",
+  "total=",
 )
 _MARKS = (")", ";", "?")
 _LARGEST_NUMBER = 20
@@ -58,7 +72,8 @@ def vocabulary(world: world_lib.World) -> list[str]:
     *THOUGHTS,
     *(relation.name for relation in world_lib.RELATIONS),
     *(relation.alternative for relation in world_lib.RELATIONS),
-    *(world_lib.VERDICT, world_lib.CONFIRMED),
+    world_lib.VERDICT,
+    world_lib.CONFIRMED,
     *world_lib.PADS,
     *world.entities,
   ]

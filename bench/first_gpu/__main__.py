@@ -43,8 +43,12 @@ def main(argv: Sequence[str]) -> None:
     folder,
     rehearse=f.rehearse,
     command=lambda stage: [
-      *(sys.executable, "-m", "bench.first_gpu", f"--stage={stage}"),
-      *(f"--output={folder}", f"--rehearse={f.rehearse}"),
+      sys.executable,
+      "-m",
+      "bench.first_gpu",
+      f"--stage={stage}",
+      f"--output={folder}",
+      f"--rehearse={f.rehearse}",
       f"--server={f.server}",
     ],
   )
@@ -54,7 +58,11 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flags.DEFINE_string("output", None, "Folder of the results.", required=True)
-  flags.DEFINE_bool("rehearse", False, "Plays every stage in tiny sizes.")
+  flags.DEFINE_bool(
+    "rehearse", False, "Runs every stage in tiny sizes, to find mistakes."
+  )
   flags.DEFINE_string("server", "", "Address of an SGLang server to measure.")
-  flags.DEFINE_string("stage", None, "Measures only this, in this process.")
+  flags.DEFINE_string(
+    "stage", None, "Measures only this stage, in this process."
+  )
   launch_flags.run(main)

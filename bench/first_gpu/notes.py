@@ -11,7 +11,8 @@ from typing import Any
 from anysearch_jax.host import json_files
 
 Figures = Mapping[str, Any]
-# Names of figures: milliseconds, and their floor's share of them.
+# Names of figures: milliseconds, and the share of them that is the floor, the
+# shortest time that the device's peaks allow.
 MS = "ms"
 SHARE = "share of the floor"
 
@@ -21,11 +22,11 @@ class Notes:
   """The figures of one stage, by case.
 
   Attributes:
-    folder: of the run; the stage's file is replaced after each figure.
-    stage: its name.
+    folder: folder of the run; the stage's file is replaced after each figure.
+    stage: name of the stage.
     rehearse: whether sizes are tiny.
     server: address of an SGLang server; empty without one.
-    figures: by name, those of a case below the case's name.
+    figures: figures by name; those of a case are below the case's name.
   """
 
   folder: pathlib.Path

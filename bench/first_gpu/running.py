@@ -21,17 +21,20 @@ from bench.first_gpu import notes as notes_lib
 
 # The file of all results, by whether sizes are tiny.
 RESULTS = {False: "first_gpu.json", True: "rehearsal.json"}
-DONE, FAILED, LATE = "done", "failed", "timed out"
-_POLL = 0.2
+# Statuses of a stage.
+DONE = "done"
+FAILED = "failed"
+LATE = "timed out"
+_POLL_SECONDS = 0.2
 # A rehearsal finds mistakes on machines that may be slow, and compiles more
 # than it computes.
 _REHEARSAL_SECONDS = 1200.0
-_QUICK = "--xla_backend_optimization_level=0"
-# The share of memory that plans assume.
-_MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_QUICK_FLAGS = "--xla_backend_optimization_level=0"
+# The variable of the share of memory that JAX takes; plans assume 0.92.
+_MEMORY_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
-# The seconds that each stage may take, in the order of worth. Each is a
-# function of `stages`.
+# The seconds that each stage may take; the most useful stages come first. Each
+# is a function of `stages`.
 STAGES = {
   "doctor": 120.0,
   "decode": 300.0,
@@ -47,11 +50,11 @@ class Result:
   """How a stage ended.
 
   Attributes:
-    name: of the stage.
+    name: name of the stage.
     status: `done`, `failed` or `timed out`.
-    seconds: that it took.
-    reason: why it is not done; empty if it is.
-    figures: by name, those of a case below the case's name.
+    seconds: seconds that it took.
+    reason: why it is not done; empty if it is done.
+    figures: figures by name; those of a case are below the case's name.
   """
 
   name: str
@@ -87,8 +90,8 @@ def run(
   """Runs the stages that are not done and writes all results.
 
   Args:
-    stages: the seconds that each may take, in the order to run them.
-    folder: of the results.
+    stages: by stage, in order, the seconds that it may take.
+    folder: folder of the results.
     rehearse: whether sizes are tiny; then stages may take longer.
     command: returns the command of a stage's process.
 
@@ -106,7 +109,7 @@ def run(
       continue
     limit = _REHEARSAL_SECONDS if rehearse else seconds
     print(f"{name}: at most {limit:.0f} s", flush=True)
-    flags = _QUICK if rehearse else ""
+    flags = _QUICK_FLAGS if rehearse else ""
     results[name] = _run_one(name, folder, command(name), limit, flags)
     print(f"  {results[name].status} {results[name].reason}", flush=True)
     written = [dataclasses.asdict(result) for result in results.values()]
@@ -127,14 +130,14 @@ def _run_one(
   notes.unlink(missing_ok=True)
   environment = {
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip(),
-    _MEMORY: os.environ.get(_MEMORY, "0.92"),
+    _MEMORY_VARIABLE: os.environ.get(_MEMORY_VARIABLE, "0.92"),
   }
   started = time.monotonic()
   part = supervisor.Part(name, tuple(command), environment)
   child = supervisor.Running(part, folder / "logs")
   try:
     while child.code is None and time.monotonic() < started + limit:
-      time.sleep(_POLL)
+      time.sleep(_POLL_SECONDS)
     code = child.code
   finally:
     child.kill()
@@ -142,15 +145,18 @@ def _run_one(
   with contextlib.suppress(OSError, ValueError):
     written = json_files.read(notes)
   if code is None:
-    status, reason = LATE, f"not done after {limit:.0f} s"
+    status = LATE
+    reason = f"not done after {limit:.0f} s"
   elif code == 0 and "status" in written:
-    status, reason = DONE, ""
+    status = DONE
+    reason = ""
   else:
-    last = (child.tail(1) or ["it wrote nothing"])[-1]
-    how = (
-      f"by {signal.Signals(code - 128).name}" if code > 128 else f"with {code}"
-    )
-    status, reason = FAILED, written.get("reason") or f"ended {how}: {last}"
+    status = FAILED
+    last_line = (child.tail(1) or ["it wrote nothing"])[-1]
+    cause = f"with {code}"
+    if code > 128:
+      cause = f"by {signal.Signals(code - 128).name}"
+    reason = written.get("reason") or f"ended {cause}: {last_line}"
   return Result(
     name=name,
     status=status,

@@ -1,4 +1,8 @@
-"""What the stages measure on this device, beside floors."""
+"""The stages: each measures a part of a training on this device.
+
+Measured times are beside their floor, the shortest time that the device's peaks
+allow.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,8 @@ _TINY = {
   "vocab_size": 512,
 }
 _DTYPE = "bfloat16"
-_DIM = 768
-_WIKI_18 = 21_015_324  # Passages of the paper's corpus.
+_DIMENSIONS = 768  # Of a passage's vector, as of E5-base.
+_WIKI_18 = 21_015_324  # Number of passages of the paper's corpus.
 
 
 def doctor(notes: Notes) -> None:
@@ -74,8 +78,11 @@ def decode(notes: Notes) -> None:
   The floor of a step is to read every weight once and each row's cache.
   """
   a = _architecture(rehearse=notes.rehearse)
-  params = policies.prepared(policies.weights_of(a, dtype=_DTYPE), a, _DTYPE)
-  steps, calls = (4, 2) if notes.rehearse else (32, 5)
+  params = policies.engine_weights(
+    policies.random_weights(a, dtype=_DTYPE), a, _DTYPE
+  )
+  steps = 4 if notes.rehearse else 32
+  calls = 2 if notes.rehearse else 5
 
   def measure(rows: int, context: int) -> Mapping[str, Any]:
     engine = config_lib.EngineConfig(
@@ -85,22 +92,22 @@ def decode(notes: Notes) -> None:
       lanes=(rows,),
       decode_steps=steps,
     )
-    ours = policies.Decoder(a, engine, dtype=_DTYPE, params=params)
-    first = harness.seconds(lambda: ours(context))
+    decoder = policies.Decoder(a, engine, dtype=_DTYPE, params=params)
+    first = harness.seconds(lambda: decoder(context))
     seconds = statistics.median(
-      harness.seconds(functools.partial(ours, context + i * steps)) / steps
+      harness.seconds(functools.partial(decoder, context + i * steps)) / steps
       for i in range(calls)
     )
-    read = ours.weight_bytes()
+    read = decoder.weight_bytes()
     return {
-      "attention": ours.attention,
+      "attention": decoder.attention,
       "first call, s": first,
       "tokens/s": rows / seconds,
-      **_beside(
+      **_with_floor(
         notes,
         seconds,
-        flops=2.0 * rows * (read // ours.dtype.itemsize),
-        read=read + ours.cache_bytes(context + calls * steps // 2),
+        flops=2.0 * rows * (read // decoder.dtype.itemsize),
+        read=read + decoder.cache_bytes(context + calls * steps // 2),
       ),
     }
 
@@ -117,16 +124,19 @@ def step(notes: Notes) -> None:
 
   def measure(preset: str, remat: str, rows: int) -> Mapping[str, Any]:
     changes = [
-      *(f"batch.row_lengths=({row},)", f"batch.remat={remat}"),
-      *(f"batch.micro_batch_tokens={rows * row}", "batch.max_micro_batches=2"),
-      *(() if preset else ("objective.kl_coefficient=0",)),
+      f"batch.row_lengths=({row},)",
+      f"batch.remat={remat}",
+      f"batch.micro_batch_tokens={rows * row}",
+      "batch.max_micro_batches=2",
     ]
+    if not preset:  # Without the KL term there is no copy of the reference.
+      changes.append("objective.kl_coefficient=0")
     config = launch_flags.override(qwen3_4b.get_config(preset), changes)
     config = config_lib.changed(
       config, mesh=config_lib.MeshConfig(), pipeline=config_lib.PipelineConfig()
     )
     figures = policies.measure_steps(config, a, micro_batches=2, steps=3)
-    return figures | _beside(
+    return figures | _with_floor(
       notes,
       figures["step, s"],
       flops=1e12 * figures["model TFLOP a step"],
@@ -140,25 +150,31 @@ def step(notes: Notes) -> None:
 def loop(notes: Notes) -> None:
   """Samples, trains adapters and hands over, in turns on one device."""
   a = _architecture(rehearse=notes.rehearse)
-  context, generated = (1024, 24) if notes.rehearse else (4096, 512)
-  slots, lanes = (4, 4) if notes.rehearse else (160, 128)
-  questions, group = (1, 2) if notes.rehearse else (32, 5)
+  context = 1024 if notes.rehearse else 4096
+  generated = 24 if notes.rehearse else 512
+  slots = 4 if notes.rehearse else 160
+  lanes = 4 if notes.rehearse else 128
+  questions = 1 if notes.rehearse else 32
+  group = 2 if notes.rehearse else 5
   config = launch_flags.override(
     one_gpu.get_config("qwen3_4b-80"),
     [
-      *(f"questions={questions}", f"group={group}"),
+      f"questions={questions}",
+      f"group={group}",
       "curriculum.steps_per_rollout=1",
       f"episode.max_generated={generated}",
-      *(f"episode.max_context={context}", f"engine.max_context={context}"),
-      *(f"engine.slots={slots}", f"engine.lanes=({lanes},)"),
+      f"episode.max_context={context}",
+      f"engine.max_context={context}",
+      f"engine.slots={slots}",
+      f"engine.lanes=({lanes},)",
       f"engine.kv_tokens={slots * context if notes.rehearse else 1 << 17}",
       f"batch.row_lengths=({context},)",
       f"batch.micro_batch_tokens={context}",
       f"batch.max_micro_batches={questions * group}",
     ],
   )
-  params = policies.weights_of(a, dtype=config.lora.base_dtype)
-  start = hf.Policy(params, a, policies.Words(a.vocab_size))
+  params = policies.random_weights(a, dtype=config.lora.base_dtype)
+  start = hf.Policy(params, a, policies.WordTokenizer(a.vocab_size))
   learner = learner_lib.Learner(config, start)
   published = start._replace(
     params=learner.published(), architecture=learner.architecture
@@ -166,19 +182,21 @@ def loop(notes: Notes) -> None:
   sampler = engines.make(published, config, seed=config.seed)
   parts = driver.EpisodeParts(
     sampler,
-    policies.Invented(),
+    policies.InventedRetriever(),
     config.episode,
     start.tokenizer,
     systems.of_episode(config.episode),
   )
-  asked = [
+  played_questions = [
     types.Question(id=str(i), text=f"word{i} ", golden_answers=(f"word{i}",))
     for i in range(config.questions)
   ]
 
   def measure(number: int) -> dict[str, Any]:
     rollout, played = harness.timed(
-      lambda: policies.play(asked, parts, group=group, rollout=number)
+      lambda: policies.play(
+        played_questions, parts, group=group, rollout=number
+      )
     )
     scored = rewards_and_advantages.score(
       rollout.groups,
@@ -194,14 +212,14 @@ def loop(notes: Notes) -> None:
         jax.block_until_ready(learner.published()), number + 1
       )
     )
-    episodes = policies.trajectories(rollout)
+    episodes = policies.all_trajectories(rollout)
     return {
       "sampled, s": played,
       "trained, s": trained,
       "handed over, s": handed,
       "failed episodes": sum(t.failed for t in episodes),
       "searches": sum(t.searches for t in episodes),
-      "generated tokens/s": policies.generated(rollout) / played,
+      "generated tokens/s": policies.generated_tokens(rollout) / played,
       "trained tokens/s": throughput.count(packed, learner.architecture).tokens
       / trained,
       "loss": values[-1]["loss/total"],
@@ -214,7 +232,8 @@ def loop(notes: Notes) -> None:
 
 def server(notes: Notes) -> None:
   """Times an SGLang server that samples rows of `decode`'s shorter context."""
-  context, tokens = (8, 4) if notes.rehearse else (2048, 128)
+  context = 8 if notes.rehearse else 2048
+  tokens = 4 if notes.rehearse else 128
 
   def measure(rows: int) -> Mapping[str, Any]:
     rng = np.random.default_rng(rows)
@@ -244,10 +263,11 @@ def server(notes: Notes) -> None:
 def vectors(notes: Notes) -> None:
   """Compares searches of random vectors with the bandwidth of reads."""
   count = 1000 if notes.rehearse else _WIKI_18
-  block, calls = (1024, 2) if notes.rehearse else (32768, 7)
+  block = 1024 if notes.rehearse else 32768
+  calls = 2 if notes.rehearse else 7
 
   def units(key: jax.Array, rows: int) -> jax.Array:
-    x = jax.random.normal(key, (rows, _DIM))
+    x = jax.random.normal(key, (rows, _DIMENSIONS))
     return x / jnp.linalg.norm(x, axis=1, keepdims=True)
 
   @jax.jit
@@ -256,7 +276,7 @@ def vectors(notes: Notes) -> None:
     return jax.lax.map(
       lambda i: units(jax.random.fold_in(key, i), block).astype(_DTYPE),
       jnp.arange(-(-count // block)),
-    ).reshape(-1, _DIM)
+    ).reshape(-1, _DIMENSIONS)
 
   values = jax.block_until_ready(make(jax.random.key(0)))
   search = functools.partial(
@@ -270,10 +290,10 @@ def vectors(notes: Notes) -> None:
   )
   floor = values.nbytes / harness.bandwidth(min(values.nbytes, 1 << 32))
   for queries in (1, 8) if notes.rehearse else (1, 32, 128):
-    asked = units(jax.random.key(1), queries)
+    query_vectors = units(jax.random.key(1), queries)
 
-    def call(asked: jax.Array = asked) -> None:
-      jax.block_until_ready(search(asked))
+    def call(query_vectors: jax.Array = query_vectors) -> None:
+      jax.block_until_ready(search(query_vectors))
 
     call()
     seconds = statistics.median(harness.seconds(call) for _ in range(calls))
@@ -281,13 +301,19 @@ def vectors(notes: Notes) -> None:
     notes.add({f"{queries} queries, {SHARE}": floor / seconds})
 
 
-def _beside(
+def _with_floor(
   notes: Notes, seconds: float, *, flops: float, read: float
 ) -> dict[str, float]:
-  """Returns measured milliseconds beside their floor.
+  """Returns measured milliseconds, their floor, and its share.
 
-  The floor, of `flops` and of `read` bytes, is by the device's data sheet, or
-  by what `doctor` measured if the sheet is unknown.
+  The floor follows from the peaks of the device's data sheet, or from those
+  that `doctor` measured if the sheet is unknown.
+
+  Args:
+    notes: the folder of the run.
+    seconds: measured seconds.
+    flops: floating-point operations of the measured work.
+    read: bytes that it reads from memory.
   """
   doctor_file = notes.folder / "stages/doctor.json"
   peaks = json_files.read(doctor_file, missing={"figures": {}})["figures"]

@@ -37,7 +37,7 @@ def played(question, budget, agent):
     move := agent.moves(start, tuple(chain), budget - len(turns), found)[0]
   ).fact:
     query = f"{WORLD.entities[move.fact[0]]} {move.wording}"
-    seen = aj.optimum.seen(WORLD, snapshot, query)
+    seen = aj.optimum.visible_values(WORLD, snapshot, query)
     found[move.fact] = seen[move.fact, move.wording]
     turns.append(f"<search> {query} </search>")
   chances = agent.answers(start, tuple(chain), found)

@@ -95,7 +95,7 @@ def test_what_was_said_by_hand():
     base | {"outcome": "answered", "question_id": name, "searches": k, "em": em}
     for name, (k, em, _) in said.items()
   ]
-  table = aj.columns.of(episodes)
+  table = aj.columns.as_columns(episodes)
   sums = np.stack(
     [forecasts.reply_sums(replies, k) for k, _, replies in said.values()]
   )
@@ -121,7 +121,7 @@ def row(made, *, em=1, budget=3):
     base | {"question_id": f"q{i:03}", "searches": k, "em": em}
     for i, k in enumerate(made)
   ]
-  return aj.columns.of([e | {"outcome": "answered"} for e in episodes])
+  return aj.columns.as_columns([e | {"outcome": "answered"} for e in episodes])
 
 
 def test_halves_forecast_each_other_by_hand():

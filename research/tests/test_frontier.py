@@ -19,8 +19,8 @@ def one_fact(entity, price):
   odds = aj.optimum.relation_odds(WORLD)["river"]
   at = odds.subjects.index(entity)
   stop, search = 1 / len(odds.values), 0.0
-  if odds.known[at]:
-    stop = odds.right
+  if odds.remembered[at]:
+    stop = odds.reliability
     search = 1 - MISS + MISS * stop
   else:
     search = (1 - MISS) * (1 - odds.twin[at] / 2) + MISS * stop

@@ -55,7 +55,7 @@ def test_agents_that_search_too_much_or_too_little_lose_by_that():
     (False, lib.TOO_FEW, lib.TOO_MANY),
   ):
     agent, found = (
-      aj.optimum.Thorough(WORLD, known=known),
+      aj.optimum.Thorough(WORLD, search_known=known),
       collections.Counter(),
     )
     for question in QUESTIONS[:150]:

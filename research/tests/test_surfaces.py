@@ -30,7 +30,7 @@ PLAYED = _capped(GRID)
 
 
 def test_points_of_a_surface_are_means_over_their_episodes():
-  found = surfaces.measure("A", aj.columns.of(PLAYED))
+  found = surfaces.measure("A", aj.columns.as_columns(PLAYED))
   assert list(found.points) == GRID
   accuracy = {}
   for pair, part in found.points.items():
@@ -56,23 +56,27 @@ def test_points_of_a_surface_are_means_over_their_episodes():
 
 @pytest.mark.parametrize("pairs", [[(1, 40), (2, 80)], [(1, 40), (2, 40)]])
 def test_area_of_what_is_no_grid_is_undefined(pairs):
-  assert surfaces.measure("A", aj.columns.of(_capped(pairs))).area.value is None
+  assert (
+    surfaces.measure("A", aj.columns.as_columns(_capped(pairs))).area.value
+    is None
+  )
 
 
 def test_other_budgets_are_left_out_or_refused():
   plain = list(study.row("A", budgets=(1, 2), questions=30).episodes)
   with pytest.raises(ValueError, match="'A': found no budget with a cap"):
-    surfaces.measure("A", aj.columns.of(plain))
+    surfaces.measure("A", aj.columns.as_columns(plain))
   mixed, alone = (
-    surfaces.measure("A", aj.columns.of(e)) for e in (PLAYED + plain, PLAYED)
+    surfaces.measure("A", aj.columns.as_columns(e))
+    for e in (PLAYED + plain, PLAYED)
   )
   assert mixed.area == alone.area and list(mixed.points) == list(alone.points)
   timed = [e | {"caps": {"tokens": 40, "seconds": 3}} for e in PLAYED[:30]]
   with pytest.raises(ValueError, match="dollars or seconds"):
-    surfaces.measure("A", aj.columns.of([*timed, *PLAYED[30:]]))
+    surfaces.measure("A", aj.columns.as_columns([*timed, *PLAYED[30:]]))
   # Pairs have the order of their numbers.
   found = surfaces.measure(
-    "A", aj.columns.of(_capped([(2, 1000), (2, 90), (10, 90)]))
+    "A", aj.columns.as_columns(_capped([(2, 1000), (2, 90), (10, 90)]))
   )
   assert list(found.points) == [(2, 90), (2, 1000), (10, 90)]
 

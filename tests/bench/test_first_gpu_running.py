@@ -146,7 +146,7 @@ def test_a_server_is_timed_by_the_tokens_that_it_says_it_wrote(tmp_path):
 
 
 def test_some_words_search_and_some_answer():
-  words = policies.Words(512)
+  words = policies.WordTokenizer(512)
   texts = words.token_texts()
   assert len(texts) == 512
   actions = [protocol.last_action(text) for text in texts]

@@ -104,7 +104,7 @@ def test_a_report_has_the_papers_and_the_official_scores():
 def test_official_answers_must_be_a_list_of_texts():
   for wrong in ("x", [1], {"x": 1}):
     with pytest.raises(ValueError, match="'nq/x': Found answers .* list of"):
-      columns.of([_episode("nq", "x", ["x"], official_answers=wrong)])
+      columns.as_columns([_episode("nq", "x", ["x"], official_answers=wrong)])
 
 
 def test_the_official_scorer_only_adds_columns_to_a_score_file(tmp_path):

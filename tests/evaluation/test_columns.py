@@ -25,7 +25,10 @@ def _one(**changes):
 
 def test_columns_are_aligned_with_episodes_in_any_order():
   row = study.row("a", questions=9, budgets=(0, 3, 1), seeds=(2, 1))
-  table, turned = columns.of(row.episodes), columns.of(row.episodes[::-1])
+  table, turned = (
+    columns.as_columns(row.episodes),
+    columns.as_columns(row.episodes[::-1]),
+  )
   ordered = sorted(row.episodes, key=columns.key_of)
   assert list(table.ids[table.question]) == [e["question_id"] for e in ordered]
   for name in ("budget", "seed", "em", "searches", "format", "total_tokens"):
@@ -69,7 +72,7 @@ def test_datasets_are_in_the_papers_order():
 def test_questions_of_a_snapshot_are_one_cluster():
   asked = world.World().questions("held-out", 60, 0)
   episodes = [_one(question_id=q.id, em=i % 2) for i, q in enumerate(asked)]
-  table = columns.of(episodes)
+  table = columns.as_columns(episodes)
   corpus = {q.id: q.corpus for q in asked}
   found = {
     (corpus[name], int(code))
@@ -78,9 +81,9 @@ def test_questions_of_a_snapshot_are_one_cluster():
   names = {name for name, _ in found}
   assert len(found) == len(names) == len({code for _, code in found}) > 15
   scores = measures.sums(episodes, ("accuracy",)).linearised(("accuracy",))
-  assert len(scores.cluster[0]) == len(names) and scores.asked == 60
+  assert len(scores.cluster[0]) == len(names) and scores.question_count == 60
   # Of other people's questions, none shares a cluster.
-  others = columns.of([e | {"dataset": "nq"} for e in episodes])
+  others = columns.as_columns([e | {"dataset": "nq"} for e in episodes])
   assert sorted(others.cluster_of) == [*range(60)]
 
 
@@ -92,7 +95,7 @@ def test_missing_values_are_undefined():
   told = [e | {"cost": 0.5, "input_tokens": 7} for e in row.episodes]
   cell = point_values.cell(told)
   assert (cell.cost, cell.input_tokens) == (0.5, 7.0)
-  assert set(row.columns.hops) == {columns.NONE}
+  assert set(row.columns.hops) == {columns.UNKNOWN_HOPS}
 
 
 @pytest.mark.parametrize(
@@ -156,4 +159,4 @@ def test_f1_is_token_based_and_one_if_em_is_one():
     )
     for i, answer in enumerate(told)
   ]
-  np.testing.assert_allclose(columns.of(found).f1, list(told.values()))
+  np.testing.assert_allclose(columns.as_columns(found).f1, list(told.values()))

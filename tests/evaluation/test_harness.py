@@ -265,7 +265,7 @@ def test_pairs_are_cells_of_their_own_within_their_caps(tmp_path):
   assert "caps" not in plain
   assert (small["caps"], large["caps"]) == ({"tokens": 60}, {"tokens": 90})
   assert small["generated_tokens"] <= 60 < large["generated_tokens"] <= 90
-  table = columns.of(rows_of(path))
+  table = columns.as_columns(rows_of(path))
   assert sorted(table.token_cap.tolist()) == [60, 90, float("inf")]
 
 
@@ -321,7 +321,9 @@ def test_damaged_line_or_missing_row_is_rejected(tmp_path):
 
 def test_a_folder_belongs_to_one_evaluation(tmp_path):
   files = {"config.json": {"a": {"b": (1, 2)}, "c": 1}}
-  journal.claim(tmp_path, files)
-  journal.claim(tmp_path, files)
+  journal.claim_folder(tmp_path, files)
+  journal.claim_folder(tmp_path, files)
   with pytest.raises(ValueError, match=r"a.b is \[1, 2\] there and \[1, 3\]"):
-    journal.claim(tmp_path, {"config.json": {"a": {"b": (1, 3)}, "c": 1}})
+    journal.claim_folder(
+      tmp_path, {"config.json": {"a": {"b": (1, 3)}, "c": 1}}
+    )

@@ -70,7 +70,9 @@ def test_jackknife_scores_are_those_of_leaving_out():
   for r in range(3):
     without = _ratio(np.delete(top, r, 0), np.delete(bottom, r, 0))
     np.testing.assert_allclose(found.run[r], whole - without)
-  np.testing.assert_allclose(found.both[0].sum(axis=(0, 1)), 0, atol=1e-12)
+  np.testing.assert_allclose(
+    found.run_cluster[0].sum(axis=(0, 1)), 0, atol=1e-12
+  )
 
 
 def test_weighted_sums_and_differences_have_the_scores_of_their_parts():
@@ -217,9 +219,9 @@ def test_questions_of_a_cluster_are_one():
   ]
   plain = inference.ratios(*sums, runs=runs)
   np.testing.assert_allclose(found.cluster, plain.cluster)
-  np.testing.assert_allclose(found.both, plain.both)
+  np.testing.assert_allclose(found.run_cluster, plain.run_cluster)
   np.testing.assert_allclose(found.run, plain.run)
-  assert (found.asked, plain.asked) == (12, 4)
+  assert (found.question_count, plain.question_count) == (12, 4)
   for name, scores in zip(names, found.cluster[0], strict=True):
     keep = clusters != name
     without = _ratio(top[:, keep], bottom[:, keep])

@@ -118,7 +118,7 @@ def test_dollars_by_hand():
   (episode,) = _episodes(
     {"searches": 2, "generated_tokens": 300, "input_tokens": 5000, "cost": 9.0}
   )
-  table = columns.of([episode])
+  table = columns.as_columns([episode])
   prices = budgets_lib.Prices(search=5.0, input=0.2, output=1.0)
   by_hand = 2 * 0.005 + 5000 * 0.2e-6 + 300 * 1e-6
   np.testing.assert_allclose(table.priced(prices).cost, [by_hand])

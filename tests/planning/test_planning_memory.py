@@ -52,23 +52,23 @@ def test_arrays_of_other_programs_on_the_same_devices_are_held():
   beside = program(devices[2:], *SAMPLING)
   apart = program(devices[4:], *SAMPLING)
   # Two of four devices are shared; the batch is freed everywhere.
-  held = compilation.held(train, [train, beside])
+  held = compilation.held_by_others(train, [train, beside])
   assert held == dict.fromkeys(SAMPLING, 128)
-  assert set(compilation.held(beside, [train])) == set(TRAINING[:3])
-  assert compilation.held(train, [apart]) == {}
+  assert set(compilation.held_by_others(beside, [train])) == set(TRAINING[:3])
+  assert compilation.held_by_others(train, [apart]) == {}
   # A kind of the same name is the same arrays.
   scorer = program(devices, "reference", "cache")
-  assert set(compilation.held(train, [scorer, scorer])) == {"cache"}
+  assert set(compilation.held_by_others(train, [scorer, scorer])) == {"cache"}
 
 
 def test_what_is_freed_or_in_host_memory_is_not_held():
   devices = jax.devices()
   train, decode = program(devices, *TRAINING), program(devices, *SAMPLING)
   freed = train._replace(freed=frozenset(["KV cache"]))
-  assert set(compilation.held(freed, [decode])) == {"engine weights"}
+  assert set(compilation.held_by_others(freed, [decode])) == {"engine weights"}
   assert compilation.offloaded(freed, [decode]) == 0
   moved = decode._replace(offloaded=frozenset(["masters", "moments"]))
-  assert set(compilation.held(moved, [train])) == {"reference"}
+  assert set(compilation.held_by_others(moved, [train])) == {"reference"}
   assert compilation.offloaded(moved, [train]) == 2 * 128
   # Kinds of its own are not another program's.
   own = moved._replace(offloaded=frozenset(["KV cache"]))

@@ -215,7 +215,7 @@ def test_phases_hold_what_the_configuration_leaves_them(
 
   def held(name):
     program = next(p for p in found if p.name == name)
-    return set(compilation.held(program, found))
+    return set(compilation.held_by_others(program, found))
 
   assert held("train step") == trains
   assert held("prefill") == held("decode") == samples

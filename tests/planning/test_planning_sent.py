@@ -24,18 +24,18 @@ _POLICIES = [
 def test_adapters_are_a_fiftieth_of_whole_weights(name, whole, adapted):
   a = hf_architecture.from_hf(json_files.read(_SHAPES / f"{name}.json"))
   config = config_lib.ExperimentConfig(compute_dtype="bfloat16")
-  assert plan.sent_sentence(config, a) == []
+  assert plan.sent_bytes_sentence(config, a) == []
   served = config_lib.changed(config, engine={"kind": "sglang"})
   gb = f"{2 * whole / 1e9:.1f} GB"
-  assert plan.sent_sentence(served, a) == [
+  assert plan.sent_bytes_sentence(served, a) == [
     f"SGLang servers get {gb} a version."
   ]
   deltas = config_lib.changed(served, sglang={"deltas": True})
-  assert plan.sent_sentence(deltas, a) == [
+  assert plan.sent_bytes_sentence(deltas, a) == [
     f"SGLang servers get {gb} a version at most, as deltas (sglang.deltas)."
   ]
   lora = config_lib.changed(served, lora={"rank": 32})
-  assert plan.sent_sentence(lora, a) == [
+  assert plan.sent_bytes_sentence(lora, a) == [
     f"SGLang servers get {2 * adapted / 1e6:.0f} MB of adapters a version, and "
     f"once {gb} of the base."
   ]

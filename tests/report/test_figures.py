@@ -26,7 +26,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def text(rows):
-  return figures.alone(rows, trained=5)
+  return figures.standalone_file(rows, trained=5)
 
 
 def test_picture_is_one_valid_file_with_every_row(text):
@@ -48,13 +48,13 @@ def test_picture_needs_no_page_around_it(text):
 
 
 def test_equal_rows_give_equal_bytes(rows, text):
-  assert figures.alone(rows, trained=5) == text
+  assert figures.standalone_file(rows, trained=5) == text
 
 
 def test_the_picture_lies_beside_the_page(rows, tmp_path):
   study.write(tmp_path / "report.html", rows)
   written = (tmp_path / "curves.svg").read_text("utf-8")
-  assert written == figures.alone(rows, trained=5)
+  assert written == figures.standalone_file(rows, trained=5)
 
 
 def test_twelve_rows_are_distinguishable_and_near_their_budget():

@@ -183,7 +183,7 @@ def test_training_groups_come_with_reward_and_advantage(tmp_path):
   (run / "trajectories" / "rollout-00007.jsonl").write_text(
     json.dumps(group) + "\n"
   )
-  sample = loading.recorded("A", run)
+  sample = loading.recorded_rollouts("A", run)
   assert sample.label == "A, training"
   (episode,) = sample.episodes
   assert episode == {
@@ -215,7 +215,7 @@ def test_folder_names_may_contain_separators(
   for name in ("lr=1+b=2", "lr=1", "a+b", "b", "1"):
     (tmp_path / name).mkdir()
   monkeypatch.chdir(tmp_path)
-  assert loading.named(item) == (label, tuple(map(pathlib.Path, folders)))
+  assert loading.parse_item(item) == (label, tuple(map(pathlib.Path, folders)))
 
 
 def test_unwritable_report_ends_with_a_message(tmp_path):

@@ -310,7 +310,7 @@ def test_regret_by_hand_with_its_interval():
       study.row("A", questions=5, budgets=(2,)).episodes, em, strict=True
     )
   ]
-  table = columns.of(episodes).with_optimum(best[:, None], [2])
+  table = columns.as_columns(episodes).with_optimum(best[:, None], [2])
   found = measures.estimates(table, ("regret",))["regret"]
   missed = best - em
   assert found.value == pytest.approx(missed.mean()) == pytest.approx(0.1)
@@ -320,7 +320,7 @@ def test_regret_by_hand_with_its_interval():
   assert found.low < 0
   # Where some questions have no optimum, the others count.
   best[1:] = np.nan
-  half = columns.of(episodes).with_optimum(best[:, None], [2])
+  half = columns.as_columns(episodes).with_optimum(best[:, None], [2])
   assert measures.estimates(half, ("regret",))["regret"].value == 1 - em[0]
 
 

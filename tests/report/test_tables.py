@@ -72,12 +72,14 @@ def test_columns_take_attributes_or_keys():
     tables.Column("left out", "none", optional=True),
   ]
   subject = types.SimpleNamespace(em=estimate, n=8, half=4.0, none=None)
-  table = tables.make("t", "T", "", "k, B", columns, [(("a", 1), subject)])
+  table = tables.make_table(
+    "t", "T", "", "k, B", columns, [(("a", 1), subject)]
+  )
   assert table.keys == ("k", "B")
   (line,) = table.lines
   assert line.keys == ("a", "1")
   assert line.cells == (tables.Cell(*estimate, 8), tables.Cell(4.0), None)
-  wide = tables.make(
+  wide = tables.make_table(
     "t", "T", "", "k", [tables.Column("x", 1)], [("a", {1: 2}), ("b", {})]
   )
   assert [line.cells for line in wide.lines] == [(tables.Cell(2),), (None,)]

@@ -36,7 +36,7 @@ def _keys(data, row):
 
 
 def test_every_row_shows_the_same_episodes_of_every_budget():
-  data = trajectories.browsed(_samples(), most=24)
+  data = trajectories.browser_data(_samples(), max_entries=24)
   assert data["rows"] == ["A", "B"]
   assert len(data["entries"]) == 24
   assert _keys(data, 0) == _keys(data, 1)
@@ -46,8 +46,8 @@ def test_every_row_shows_the_same_episodes_of_every_budget():
 
 def test_page_size_is_bounded_equally_for_all_rows():
   samples = _samples(questions=60)
-  whole = trajectories.browsed(samples, most=300)
-  small = trajectories.browsed(samples, most=300, most_bytes=40_000)
+  whole = trajectories.browser_data(samples, max_entries=300)
+  small = trajectories.browser_data(samples, max_entries=300, max_bytes=40_000)
   assert len(json.dumps(small)) < 45_000 < len(json.dumps(whole))
   assert _keys(small, 0) == _keys(small, 1)
   assert _keys(small, 0) == _keys(whole, 0)[: len(_keys(small, 0))]
@@ -55,7 +55,7 @@ def test_page_size_is_bounded_equally_for_all_rows():
 
 def test_tokens_are_those_of_the_episode():
   (sample, _) = _samples()
-  data = trajectories.browsed([sample], most=30)
+  data = trajectories.browser_data([sample], max_entries=30)
   episodes = {columns_lib.key_of(e): e for e in sample.episodes}
   for entry in data["entries"]:
     episode = episodes[columns_lib.key_of(entry)]
@@ -74,7 +74,7 @@ def test_tokens_are_those_of_the_episode():
 def test_without_a_tokenizer_the_spans_are_shown():
   (sample, _) = _samples()
   blind = trajectories.Sample(sample.label, sample.episodes)
-  data = trajectories.browsed([blind], most=3)
+  data = trajectories.browser_data([blind], max_entries=3)
   assert data["vocabulary"] == []
   episodes = {columns_lib.key_of(e): e for e in sample.episodes}
   for entry in data["entries"]:
@@ -126,7 +126,7 @@ def test_places_of_passages_are_numbered_as_citations_are():
   ]
   (sample, _) = _samples(questions=1, budgets=(1,))
   episode = {"observations": records.observation_values(found)}
-  (entry,) = trajectories.browsed(
+  (entry,) = trajectories.browser_data(
     [trajectories.Sample("A", [sample.episodes[0] | episode])]
   )["entries"]
   assert entry["sources"] == [

@@ -116,10 +116,10 @@ def _optimized(program, target):
   may write syntax that JAX's parser does not know.
   """
   if target.hardware.platform != "tpu":
-    executable, _ = compilation.compiled(program, target)
+    executable, _ = compilation.compile_program(program, target)
     return executable.as_text(), executable.memory_analysis()
   with tempfile.TemporaryDirectory() as folder:
-    executable, _ = compilation.compiled(
+    executable, _ = compilation.compile_program(
       program, target, xla_dump_to=folder, xla_dump_hlo_as_text=True
     )
     # The dump also has small modules; the program's own is the longest.

@@ -11,7 +11,7 @@ from anysearch_jax.evaluation import columns, measures
 
 def cell(measured):
   """Returns every measure, `n` scored and `failed` episodes as attributes."""
-  table = columns.of(measured)
+  table = columns.as_columns(measured)
   n = len(table.scored())
   found = {k: v.value for k, v in measures.estimates(table).items()}
   return types.SimpleNamespace(n=n, failed=len(table) - n, **found)

@@ -20,8 +20,8 @@ QUESTIONS = WORLD.questions("held-out", 1000, 3)
 AGENTS = {
   "optimum": optimum.Optimum(WORLD),
   "priced": optimum.Optimum(WORLD, price=0.05),
-  "unknown": optimum.Thorough(WORLD, known=False),
-  "everything": optimum.Thorough(WORLD, known=True),
+  "unknown": optimum.Thorough(WORLD, search_known=False),
+  "everything": optimum.Thorough(WORLD, search_known=True),
 }
 
 
@@ -140,7 +140,7 @@ def test_play_has_the_computed_accuracy(tmp_path, name, agent):
       prompts="world", max_generated=300, max_context=544
     ),
   )
-  player = harness.Player(*expert_policy.named(name, WORLD))
+  player = harness.Player(*expert_policy.from_name(name, WORLD))
   retriever = lexical.LexicalRetriever(WORLD.corpus, reads=WORLD.searched)
   rows = rows_of(play(config, player, questions, retriever, tmp_path)[1])
   assert {row["outcome"] for row in rows} == {"answered"}
@@ -160,4 +160,4 @@ def test_an_invalid_name_or_price_is_refused():
     ("everything:1", "expected one of optimum"),
   ):
     with pytest.raises(ValueError, match=f"(?i){words}"):
-      expert_policy.named(name, WORLD)
+      expert_policy.from_name(name, WORLD)
