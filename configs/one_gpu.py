@@ -84,9 +84,11 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     kv = kv_tokens[list(MEMORIES).index(size)]
   else:
     folder, kv, row = LARGE[preset]
-    slots, lanes = 320, (32, 64, 128, 256)
+    slots = 320
+    lanes = (32, 64, 128, 256)
     if preset in (*_EXPERTS, _WINDOWS):
-      slots, lanes = 80, (16, 32, 64)
+      slots = 80
+      lanes = (16, 32, 64)
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(
     policy, f"models/{folder}", "lora80", kv_tokens=paper.KvTokens(kv, kv, kv)

@@ -110,7 +110,8 @@ def advantages(
     case "group":
       squares = jnp.sum(centred**2, -1, keepdims=True)
     case "batch":
-      squares, count = jnp.sum(centred**2), jnp.sum(valid)
+      squares = jnp.sum(centred**2)
+      count = jnp.sum(valid)
     case "none":
       return centred
     case _:
@@ -189,7 +190,8 @@ def token_terms(
   chex.assert_type(tokens, float)
   ratio_t = jnp.exp(logp_t - _near(old_logp_t, logp_t))
   far_t = logp_t - old_logp_t > _MAX_LOG_RATIO
-  low, high = 1 - config.clip_low, 1 + config.clip_high
+  low = 1 - config.clip_low
+  high = 1 + config.clip_high
   clipped_low_t = (advantage_t < 0) & (ratio_t < low)
   clipped_high_t = (advantage_t > 0) & (ratio_t > high)
   # The minimum is written as a choice of branches, because the gradients of
@@ -318,7 +320,8 @@ def grpo_loss(
   def maximum(values: chex.Array) -> chex.Array:
     return jnp.max(values, where=live, initial=0)
 
-  policy_loss, metrics = terms.policy_loss, {}
+  policy_loss = terms.policy_loss
+  metrics = {}
   if config.importance_cap and config.old_logp == "engine":
     metrics = {"importance_capped": mean(terms.capped)}
   elif config.importance_cap:
@@ -329,8 +332,10 @@ def grpo_loss(
       "importance": mean(importance),
       "importance_capped": mean(drift > config.importance_cap),
     }
-  policy_loss, kl = mean(policy_loss), mean(terms.kl)
-  low, high = mean(terms.clipped_low), mean(terms.clipped_high)
+  policy_loss = mean(policy_loss)
+  kl = mean(terms.kl)
+  low = mean(terms.clipped_low)
+  high = mean(terms.clipped_high)
   difference = jnp.abs(logp - behaviour_logp)
   edges = jnp.array((-1.0, *GAP_EDGES))  # The first one counts every token.
   beyond = live[..., None] & (difference[..., None] > edges)

@@ -163,7 +163,8 @@ def value_loss(
   def mean(values: chex.Array) -> chex.Array:
     return jnp.sum(weight * values)
 
-  loss, rest = 0.5 * mean(error), returns - value
+  loss = 0.5 * mean(error)
+  rest = returns - value
   return loss, {
     "loss": loss,
     "mean": mean(value),

@@ -109,7 +109,8 @@ def share_saved(
     float32 `[..., G]`, in [0, 1]; 0 where no cap has a weight.
   """
   em = jnp.asarray(em, float)
-  total, over = jnp.zeros_like(em), jnp.zeros_like(em)
+  total = jnp.zeros_like(em)
+  over = jnp.zeros_like(em)
   for unit, weight in weights.items():
     cap = jnp.expand_dims(jnp.asarray(caps[unit], float), -1)
     capped = (cap > 0) & jnp.isfinite(cap)
@@ -221,12 +222,15 @@ def composite(
     tolerance=config.length_tolerance,
   )
   weights = {u: w for u in budgets.UNITS if (w := getattr(config, f"abs_{u}"))}
-  spent, caps, budget = spent or {}, caps or {}, jnp.asarray(budget)
+  spent = spent or {}
+  caps = caps or {}
+  budget = jnp.asarray(budget)
   if list(weights) == ["searches"]:
     r_abs = absolute_reward(em, searches, jnp.expand_dims(budget, -1))
   else:
     free = jnp.where(budget < budgets.UNCAPPED, budget, jnp.inf)
-    spends, caps = {**spent, "searches": searches}, {**caps, "searches": free}
+    spends = {**spent, "searches": searches}
+    caps = {**caps, "searches": free}
     r_abs = share_saved(em, spends, caps, weights)
   match config.rel_cost:
     case "searches":

@@ -149,7 +149,8 @@ def listed(group: Any, path: str = "") -> Iterator[Setting]:
   groups = []
   for field in dataclasses.fields(group):
     inner = f"{path}.{field.name}" if path else field.name
-    value, meta = getattr(group, field.name), field.metadata.get("setting")
+    value = getattr(group, field.name)
+    meta = field.metadata.get("setting")
     if meta is None and dataclasses.is_dataclass(value):
       groups.append((value, inner))
     elif meta is not None:

@@ -77,7 +77,8 @@ class Rows(NamedTuple, Generic[ArrayT]):
   @property
   def inputs(self) -> tuple[Any, ...]:
     """What log-probabilities are computed from, and where: at the weights."""
-    scored, of = self.weight != 0, self.segment_ids
+    scored = self.weight != 0
+    of = self.segment_ids
     return self.tokens, self.targets, self.positions, of, scored, self.experts
 
   @property
@@ -156,7 +157,8 @@ def pack(
     for r, row in enumerate(packed):
       start = 0
       for segment, n in enumerate(row, 1):
-        sequence, stop = sequences[n], start + sizes[n]
+        sequence = sequences[n]
+        stop = start + sizes[n]
         here = np.s_[r // b, r % b, start:stop]
         start = stop
         rows.tokens[here] = sequence.token_ids[:-1]
@@ -183,7 +185,8 @@ def rescored(
   `score` maps sequences, int32 `[T]`, to float32 `[T - 1]`. Padding has 0.
   """
   out = [np.zeros_like(rows.old_logp) for rows in batch]
-  places, sequences = [], []
+  places = []
+  sequences = []
   for rows, row in zip(batch, out, strict=True):
     for a, b in np.ndindex(rows.tokens.shape[:2]):
       ids = rows.segment_ids[a, b]
@@ -221,7 +224,8 @@ def _packed(
 
   Rows fill micro-batches, the last one with empty rows.
   """
-  lengths, most = config.row_lengths, config.max_segments
+  lengths = config.row_lengths
+  most = config.max_segments
   waiting: list[_Row] = [[] for _ in lengths]
   # The sort is stable: sequences of equal length keep their order.
   for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
@@ -276,7 +280,8 @@ def _best_fit(
     if place < len(free):
       room, r = free.pop(place)
     elif grows:
-      room, r = length, len(rows)
+      room = length
+      r = len(rows)
       rows.append([])
     else:
       rest.append(n)

@@ -55,7 +55,8 @@ _LAST_SAVE = "last_save.json"
 _SPEED = 100e6
 # Least seconds granted until a save begins, and those before the first step,
 # which may be compiling for minutes; little is lost then.
-_LEAST, _AT_FIRST = 120.0, 20.0
+_LEAST = 120.0
+_AT_FIRST = 20.0
 _DAMAGED = "damaged"
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
 
@@ -127,7 +128,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     keep: config_lib.CheckpointConfig,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._clock, self._began = clock, 0.0
+    self._clock = clock
+    self._began = 0.0
     self.folder = pathlib.Path(folder).absolute()
     self._config = config
     self._rollout = 0
@@ -156,7 +158,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     compares `quality`; larger is better.
     """
     self._finish()
-    self._rollout, self._began = saved.rollout, self._clock()
+    self._rollout = saved.rollout
+    self._began = self._clock()
     trees = dict(saved.trees)
     # A copy, because Orbax serializes it later, in the background.
     values = {"progress": copy.deepcopy(saved.progress), "config": self._config}
@@ -281,7 +284,8 @@ def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
   """
   path = pathlib.Path(folder).absolute() / str(rollout) / item
   metadata = ocp.StandardCheckpointHandler().metadata(path)
-  found, expected = _leaves(metadata.tree), _leaves(like)
+  found = _leaves(metadata.tree)
+  expected = _leaves(like)
   for name in [*expected, *found]:
     if found.get(name) != expected.get(name):
       raise MismatchError(
@@ -417,7 +421,8 @@ class Pace:
   """
 
   def __init__(self, minutes: float, clock: Callable[[], float]):
-    self._every, self._clock = 60 * minutes, clock
+    self._every = 60 * minutes
+    self._clock = clock
     self._began = self._saved = clock()
     self.longest = 0.0
 

@@ -113,7 +113,8 @@ class Collector:
     self, rollout: int, assignment: curriculum.Assignment, scope: loop.Scope
   ) -> RolloutBatch:
     """Plays the questions of one rollout; `scope` stops its episodes."""
-    tokens, scaffold = assignment.tokens, bool(assignment.scaffold)
+    tokens = assignment.tokens
+    scaffold = bool(assignment.scaffold)
     if tokens is None:
       tokens = np.full_like(assignment.budgets, budgets_lib.UNCAPPED)
     assignments = [
@@ -125,7 +126,8 @@ class Collector:
       )
       for i, (b, t) in enumerate(zip(assignment.budgets, tokens, strict=True))
     ]
-    first, count = processes.index(), processes.count()
+    first = processes.index()
+    count = processes.count()
     keep = len(range(first, self.stream.groups, count))
     playing = loop.Work(
       driver.run_groups(

@@ -80,8 +80,10 @@ class HealthMonitor:
     curriculum: config_lib.CurriculumConfig,
     warn: Callable[[str], None] = _log.warning,
   ):
-    self._config, self._warn = config, warn
-    self._stream, self._curriculum = stream, curriculum
+    self._config = config
+    self._warn = warn
+    self._stream = stream
+    self._curriculum = curriculum
     self._bad = 0  # Steps in a row that were not finite.
     self._apart = 0  # Rollouts in a row whose log-probs differ too much.
     self._on: set[str] = set()  # Conditions that were warned of and last.
@@ -89,7 +91,8 @@ class HealthMonitor:
 
   def collected(self, rollout: int, collected: collection.RolloutBatch) -> None:
     """Raises FailedEpisodesError, before training, if there was an `outage`."""
-    most, stream = self._config.max_failed, self._stream
+    most = self._config.max_failed
+    stream = self._stream
     if found := outage(rollout, collected, stream=stream, max_failed=most):
       raise FailedEpisodesError(
         f"{found} It was not trained on. Fix the cause and run the same "
@@ -128,8 +131,10 @@ class HealthMonitor:
     Raises WrongWeightsError if the engine's log-probabilities were too far from
     the trainer's in `watch.gap_rollouts` rollouts in a row.
     """
-    c, rollout = self._config, int(values["rollout"])
-    entropy, kl = values["policy/entropy"], values["loss/kl"]
+    c = self._config
+    rollout = int(values["rollout"])
+    entropy = values["policy/entropy"]
+    kl = values["loss/kl"]
     apart = self._gap(values)
     signs = {
       "entropy": (
@@ -186,8 +191,10 @@ class HealthMonitor:
 
   def _stale(self, values: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
     """Finds the accuracy windows that have had no episode for too long."""
-    c, bound = self._curriculum, self._config.max_stale
-    rollout, signs = int(values["rollout"]), {}
+    c = self._curriculum
+    bound = self._config.max_stale
+    rollout = int(values["rollout"])
+    signs = {}
     for budget in range(1, c.max_budget + 1):
       if values[f"curriculum/count{budget}"] or values["phase"] == 1:
         self._last_seen[budget] = rollout
@@ -212,13 +219,16 @@ class Fingerprint:
   def __init__(
     self, engine: types.TrainableEngine, *, prompt: Sequence[int], bound: float
   ):
-    self.bound, self._ids = bound, prompt[:_TOKENS]
+    self.bound = bound
+    self._ids = prompt[:_TOKENS]
     self._engine = engine if isinstance(engine, types.ScoringEngine) else None
-    self._expected, self._version = np.zeros(0, np.float32), 0
+    self._expected = np.zeros(0, np.float32)
+    self._version = 0
 
   def expect(self, found: np.ndarray, version: int) -> None:
     """Sets the trainer's `scores` of the prompt with weights of a version."""
-    self._expected, self._version = found, version
+    self._expected = found
+    self._version = version
 
   def check(self, rollout: int) -> Gaps:
     """Makes the engine score the prompt, and compares the result.
@@ -228,7 +238,8 @@ class Fingerprint:
     later are compared first. Raises EngineError if the engine's weights are not
     those of `expect`.
     """
-    engine, expected = self._engine, self._expected
+    engine = self._engine
+    expected = self._expected
     if engine is None or not expected.size:
       return {}
 
@@ -317,7 +328,8 @@ def _score(
   A mesh gets the same row `rows` times, because it divides rows, with padding
   that its context axis divides.
   """
-  count, attention = len(ids) - 1, "xla"
+  count = len(ids) - 1
+  attention = "xla"
   if layout is not None and layout.context:
     attention = self_attention.GATHERED
     ids = jnp.pad(ids, (0, -count % layout.mesh.shape["context"]))

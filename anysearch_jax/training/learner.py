@@ -117,7 +117,9 @@ class Learner:
 
     All processes call this together.
     """
-    a, placed, params = self.architecture, self.placement, self.state.params
+    a = self.architecture
+    placed = self.placement
+    params = self.state.params
     params = hf.cast(params, a, placed.dtype)
     if a.lora is not None:
       params = lora.combine(self._base, params)
@@ -236,7 +238,8 @@ class Learner:
 
     `seconds` are those that training on the packed batches took.
     """
-    config, estimator = self._config, self._estimator
+    config = self._config
+    estimator = self._estimator
     scored = self._scored / config.curriculum.steps_per_rollout
     work = throughput.count(packed, self.architecture)
     out: dict[str, float] = {
@@ -280,8 +283,10 @@ class Phases:
     config: config_lib.ExperimentConfig,
     timeline: timeline_lib.Timeline,
   ):
-    self._learner, self._offload = learner, config.pipeline.offload
-    frees, level = config.servers_share, config.pipeline.async_level
+    self._learner = learner
+    self._offload = config.pipeline.offload
+    frees = config.servers_share
+    level = config.pipeline.async_level
     if config.engine.kind != "sglang":
       frees = config.engine.free_kv_while_training
     if frees := frees and isinstance(engine, types.CachingEngine):

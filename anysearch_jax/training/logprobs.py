@@ -232,7 +232,8 @@ def _local_forward(how: _How, hidden, head, targets, scored):
   hidden, head = _gathered(how, hidden, head)
   first = _first(how, head)
   compact = _Compact.of(how, scored)
-  states, tokens = hidden.reshape(-1, hidden.shape[-1]), jnp.ravel(targets)
+  states = hidden.reshape(-1, hidden.shape[-1])
+  tokens = jnp.ravel(targets)
 
   def of_chunk(start, here, real, parts):
     del real
@@ -284,7 +285,8 @@ def _local_backward(
 
   def of_chunk(start, here, real, d_head, d_hidden):
     targets, normalizer, g, *entropy = (x[here] for x in tokens)
-    hidden, scale = states[here], jnp.where(real, 1 / how.temperature, 0)
+    hidden = states[here]
+    scale = jnp.where(real, 1 / how.temperature, 0)
     logits = decoder.project(hidden, gathered) / how.temperature
     logp = logits - normalizer[:, None]
     p = jnp.exp(logp)

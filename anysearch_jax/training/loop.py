@@ -40,7 +40,9 @@ from anysearch_jax.training import (
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
 
-_HANGS, _TIMES, _FIRST = 1800.0, 10, 7200.0  # Bounds of steps, see Trainer.
+_HANGS = 1800.0  # Bounds of steps, see Trainer.
+_TIMES = 10
+_FIRST = 7200.0
 
 
 class Event(NamedTuple):
@@ -150,7 +152,8 @@ class Trainer:
     hangs: Callable[[], None] = lambda: None,
   ):
     self._config = config
-    self._hangs, self._longest = hangs, 0.0
+    self._hangs = hangs
+    self._longest = 0.0
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
     self._sinks = sinks
@@ -278,7 +281,8 @@ class Trainer:
       checkpoint.MismatchError: the checkpoint belongs to another run, or
         settings of learning differ from it and `allow_changes` is not set.
     """
-    config, rollouts = self._config, self._config.curriculum.rollouts
+    config = self._config
+    rollouts = self._config.curriculum.rollouts
     with (
       contextlib.closing(self._engine or contextlib.ExitStack()),
       # The context is None except on process 0.
@@ -338,7 +342,8 @@ class Trainer:
     self, first: int, stored: collection.StoredRollouts | None
   ) -> pipeline.Pipeline:
     """Returns what samples from `first` on, given what is sampled already."""
-    driving, ready = self._sampler, []
+    driving = self._sampler
+    ready = []
     if driving is not None:
       driving.state = self._sampler_state
 
@@ -409,7 +414,8 @@ class Trainer:
     self._phases.train(rollout)
     with self._timeline.span(rollout, timeline_lib.TRAINER, "train"):
       packed = self._learner.pack(sampled.scored if sampled else None)
-      steps, self._taken_steps = self._taken_steps, []
+      steps = self._taken_steps
+      self._taken_steps = []
       # Steps that need values from the rollout's start (old log-probs, a
       # critic's estimates) cannot resume in the middle: its weights are gone by
       # then.
@@ -497,7 +503,8 @@ class Trainer:
     ahead: pipeline.Pipeline,
   ) -> None:
     """Saves and records a rollout's trajectories, if it is time after it."""
-    config, done = self._config, rollout + 1
+    config = self._config
+    done = rollout + 1
     # Clocks differ between processes, so the first one decides.
     quality = processes.on_main(
       lambda: checkpoint.quality(values, config=config.checkpoint)

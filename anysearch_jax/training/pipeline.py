@@ -77,9 +77,11 @@ class Pipeline:
     partial: bool = False,
     together: bool = False,
   ):
-    self._sampler, self._together = sampler, together
+    self._sampler = sampler
+    self._together = together
     self._timeline = timeline
-    self._end, self._level = rollouts, level
+    self._end = rollouts
+    self._level = level
     self._ahead: deque[Ahead] = deque()
     for sampled in ready:
       future: concurrent.futures.Future[sampler_lib.ScoredRollout]

@@ -183,7 +183,8 @@ def compute(
   Raises:
     ValueError: the attention that `batch.attention` names cannot run there.
   """
-  batch, dtype = config.batch, config.compute_dtype
+  batch = config.batch
+  dtype = config.compute_dtype
   device = mesh.devices.flat[0]
   capability = getattr(device, "compute_capability", None)
   attention = {

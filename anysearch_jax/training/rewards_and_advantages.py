@@ -257,7 +257,9 @@ def trial(
 
   `measures` are the names of `outcomes.measures`.
   """
-  trajectories, verdicts, measured = {}, {}, {}
+  trajectories = {}
+  verdicts = {}
+  measured = {}
   _, model, environment = types.Author
   by_model = np.arange(6) >= 2
   shown = types.Passage("it", "it", "it is here")
@@ -266,7 +268,8 @@ def trial(
     types.Span(environment, protocol.observation([shown])),
   )
   for g in range(max(1, group - 1)):
-    right, searches = g % 2 == 0, g % (budget + 1)
+    right = g % 2 == 0
+    searches = g % (budget + 1)
     answer = "here" if right else "there"
     said = types.Span(model, f"<answer> {answer} </answer>")
     trajectories[0, g] = types.Trajectory(

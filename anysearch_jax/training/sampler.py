@@ -118,8 +118,10 @@ class Sampler:
     timeline: timeline_lib.Timeline,
   ):
     self.state = initial(config)
-    self._config, self._curriculum = config, config.curriculum
-    self._engine, self._timeline = engine, timeline
+    self._config = config
+    self._curriculum = config.curriculum
+    self._engine = engine
+    self._timeline = timeline
     self._method = method
     environment = method.environment
     parts = driver.EpisodeParts(
@@ -239,7 +241,8 @@ class Sampler:
     self._scope.stop()
 
   def _assign(self) -> curriculum_lib.Assignment:
-    state, groups = self.state.curriculum, self._collector.stream.per_rollout
+    state = self.state.curriculum
+    groups = self._collector.stream.per_rollout
     return jax.device_get(
       curriculum_lib.assign(state, num_groups=groups, config=self._curriculum)
     )
@@ -251,7 +254,8 @@ class Sampler:
     collected: collection.RolloutBatch,
   ) -> ScoredRollout:
     """Scores a rollout and records its outcomes in the curriculum."""
-    c, stream = self._curriculum, self._collector.stream
+    c = self._curriculum
+    stream = self._collector.stream
     before = self.state.curriculum
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "score"):
       probabilities = curriculum_lib.distribution(before, config=c)

@@ -49,7 +49,10 @@ def count(
   batches: Iterable[batching.HostBatch], a: architecture_lib.Architecture
 ) -> Work:
   """Counts the work in batches that are still on the host."""
-  tokens, scored, positions, pairs = 0, 0, 0, 0.0
+  tokens = 0
+  scored = 0
+  positions = 0
+  pairs = 0.0
   for rows in (rows for batch in batches for rows in batch):
     used = slice(0, int(rows.used))
     real = rows.segment_ids[used] > 0

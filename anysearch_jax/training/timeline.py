@@ -14,8 +14,11 @@ from typing import NamedTuple
 import jax
 
 # The spans of the first two tracks never overlap; those of the others do.
-TRAINER, SAMPLER = "trainer", "sampler"
-TURNS, SEARCHES, WEIGHTS = "turns", "searches", "weights"
+TRAINER = "trainer"
+SAMPLER = "sampler"
+TURNS = "turns"
+SEARCHES = "searches"
+WEIGHTS = "weights"
 
 
 class Span(NamedTuple):
@@ -87,7 +90,8 @@ def total(spans: Iterable[Span], track: str, *names: str) -> float:
 
 def covered(spans: Iterable[Span], track: str) -> float:
   """Returns the seconds in which at least one span of a track was active."""
-  seconds, reached = 0.0, float("-inf")
+  seconds = 0.0
+  reached = float("-inf")
   for span in sorted(spans, key=lambda s: s.start):
     if span.track == track:
       seconds += max(0.0, span.end - max(span.start, reached))

@@ -71,7 +71,8 @@ class _Mlflow:
 
     # It would print a traceback for each record; `Sender` has a sentence.
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-    self._entities, self._client = entities, MlflowClient()
+    self._entities = entities
+    self._client = MlflowClient()
     self.id = known
     if known:
       self._client.update_run(known, status="RUNNING")
@@ -109,7 +110,8 @@ class Sender:
   """
 
   def __init__(self, name: str, tracker: Tracker):
-    self._name, self._tracker = name, tracker
+    self._name = name
+    self._tracker = tracker
     self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
     self._written = self._sent = 0
     self._thread = threading.Thread(target=self._send, daemon=True)
@@ -131,7 +133,8 @@ class Sender:
       )
 
   def _send(self) -> None:
-    item, warned = None, False
+    item = None
+    warned = False
     while not isinstance(item, str):
       item = self._queue.get()
       try:
@@ -157,7 +160,8 @@ def opened(
   has the ids by which a resumed run continues. `config` is a plain dict. Raises
   ValueError if a package is missing, or a tracker cannot be opened.
   """
-  path, status = folder / _IDS, "failed"
+  path = folder / _IDS
+  status = "failed"
   ids = json_files.read(path) if path.is_file() else {}
   senders: list[Sender] = []
   try:

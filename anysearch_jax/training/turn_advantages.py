@@ -190,7 +190,8 @@ def _differences(
 ) -> np.ndarray:
   """Returns (G - 1) / G (R_i - mean of others) of each turn of one member."""
   scale = (len(points) - 1) / len(points)
-  out, others = [], [j for j in range(len(points)) if j != i]
+  out = []
+  others = [j for j in range(len(points)) if j != i]
   for t, point in enumerate(points[i]):
     # Whoever stands here stood at all points before.
     here = [j for j in others if t < len(points[j]) and points[j][t] == point]

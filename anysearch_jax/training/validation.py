@@ -58,7 +58,8 @@ def check(
       budgets.parse(text)
     except ValueError as error:
       raise ValueError(f"evaluation.pairs: {error}") from error
-  context, most = config.episode.max_context, config.engine.max_context
+  context = config.episode.max_context
+  most = config.engine.max_context
   if samples and config.engine.kind == "jax" and context > most:
     raise ValueError(
       f"episode.max_context {context} exceeds engine.max_context {most}; raise "
@@ -112,7 +113,8 @@ def validate(
     kv_memory.validate(config.engine)
   if method is None:
     return
-  kind, level = config.engine.kind, config.pipeline.async_level
+  kind = config.engine.kind
+  level = config.pipeline.async_level
   if level and processes > 1 and kind == "jax":
     raise ValueError(
       f"pipeline.async_level: found {level} in {processes} processes with "
@@ -232,7 +234,8 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
     ("steps_per_rollout", "epochs", "every pass has as many steps"),
     ("phase1_steps", "max_budget", "every level gets as many steps"),
   ):
-    found, size = getattr(c, name), getattr(c, unit)
+    found = getattr(c, name)
+    size = getattr(c, unit)
     if found % size:
       raise ValueError(
         f"Found {found} {name}; expected a multiple of {unit}, {size}: {why}."
@@ -257,21 +260,24 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
       f"{c.top_k}; training needs temperature > 0, top_p 1 and top_k 0 (the "
       "others are for evaluation)."
     )
-  targets, known = config.lora.targets, config_lib.LoraConfig.targets
+  targets = config.lora.targets
+  known = config_lib.LoraConfig.targets
   repeated = len(set(targets)) < len(targets)
   if {*targets} - {*known} or repeated or (config.lora.rank and not targets):
     raise ValueError(
       f"lora.targets: found {', '.join(targets) or 'none'}; expected some of "
       f"{', '.join(known)}, each once."
     )
-  objective, critic = config.objective, config.critic
+  objective = config.objective
+  critic = config.critic
   if objective.baseline != "group" and objective.has_critic:
     raise ValueError(
       f"objective.baseline: found {objective.baseline!r} with "
       "objective.advantage 'gae', whose baseline is the critic; set one of "
       "them to 'group'."
     )
-  cap, clip = objective.importance_cap, 1 + objective.clip_high
+  cap = objective.importance_cap
+  clip = 1 + objective.clip_high
   if objective.old_logp == "engine" and 0 < cap < clip:
     raise ValueError(
       f"objective.importance_cap: found {cap} with old_logp 'engine', where it "
@@ -310,8 +316,10 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
 
 def _pipeline(config: config_lib.ExperimentConfig) -> None:
   """Refuses sampling and training that cannot alternate or overlap as asked."""
-  c, kind = config.pipeline, config.engine.kind
-  objective, level = config.objective, c.async_level
+  c = config.pipeline
+  kind = config.engine.kind
+  objective = config.objective
+  level = c.async_level
   if level and objective.old_logp == "trainer" and not objective.importance_cap:
     raise ValueError(
       f"pipeline.async_level: found {level} with objective.old_logp 'trainer' "
@@ -338,7 +346,8 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
       "with sglang.colocated: only then do sampling and training take turns on "
       "the same devices. Set pipeline.offload none."
     )
-  turn, deadline = config.episode.turn_deadline, config.sglang.deadline
+  turn = config.episode.turn_deadline
+  deadline = config.sglang.deadline
   # Otherwise the driver gives up turns that the engine still waits for.
   if kind == "sglang" and turn < deadline:
     raise ValueError(
@@ -359,7 +368,9 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
 
 def _batches(config: config_lib.ExperimentConfig) -> None:
   """Checks that an optimizer step of only longest episodes fits its batch."""
-  batch, mesh, c = config.batch, config.mesh, config.curriculum
+  batch = config.batch
+  mesh = config.mesh
+  c = config.curriculum
   trajectories = config.questions * config.group
   if trajectories % c.batches_per_rollout:
     raise ValueError(
@@ -374,7 +385,8 @@ def _batches(config: config_lib.ExperimentConfig) -> None:
       f"multiples of {parts}, over which positions are cut (mesh.context, and "
       "mesh.tensor with mesh.sequence_parallel)."
     )
-  tokens, longest = config.episode.max_context, batch.row_lengths[-1]
+  tokens = config.episode.max_context
+  longest = batch.row_lengths[-1]
   if tokens > longest + 1:  # The first token is not predicted.
     raise ValueError(
       f"episode.max_context {tokens} exceeds the longest training row, "
