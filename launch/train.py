@@ -207,7 +207,9 @@ def _trainer(
     values = config_settings.to_dict(config)
     names = [name for name in trackers.KINDS if flags.FLAGS[name].value]
     sinks.extend(
-      held.enter_context(trackers.opened(names, folder=folder, config=values))
+      held.enter_context(
+        trackers.open_senders(names, folder=folder, config=values)
+      )
     )
 
   with disk.translate_errors(folder):

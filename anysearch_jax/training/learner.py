@@ -34,13 +34,20 @@ Scorer = Callable[[decoder.Params, list[np.ndarray]], list[np.ndarray]]
 class Learner:
   """Trains a policy on its mesh.
 
-  state: the training state; each step donates it and replaces it. While the
-    engine samples, arrays of it may be in host memory (`move`).
-  scorer: the engine's `score_exactly`, if `engine.exact` is on.
+  Attributes:
+    architecture: the policy's, with its adapters.
+    placement: says where arrays are.
+    state: the training state; each step donates it and replaces it. While the
+      engine samples, arrays of it may be in host memory (`move`).
+    scorer: the engine's `score_exactly`, if `engine.exact` is on.
 
-  `policy` is also the reference of the KL term; with several processes, its
-  arrays are on the training mesh. Raises ValueError if the devices cannot run
-  the configuration.
+  Args:
+    config: the whole configuration.
+    policy: the initial policy, also the reference of the KL term; with several
+      processes, its arrays are on the training mesh.
+
+  Raises:
+    ValueError: the devices cannot run the configuration.
   """
 
   def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
@@ -103,9 +110,9 @@ class Learner:
     """
     trained = self.placement.publish(self.state.params)
     if self._config.pipeline.async_level:
-      ours = {id(x) for x in jax.tree.leaves(self.state.params)}
+      own_arrays = {id(x) for x in jax.tree.leaves(self.state.params)}
       trained = jax.tree.map(
-        lambda x: jnp.copy(x) if id(x) in ours else x, trained
+        lambda x: jnp.copy(x) if id(x) in own_arrays else x, trained
       )
     a = self.architecture
     if a.lora is None or not trained:
@@ -133,15 +140,22 @@ class Learner:
     """
     return not self._scored and self._estimator is None
 
-  def move(self, what: str, memory: str) -> int:
-    """Moves arrays of the state, those of `pipeline.offload`, to a memory.
+  def move(self, offload: str, memory: str) -> int:
+    """Moves arrays of the state between host and devices.
 
-    `memory` is "pinned_host" or "device". Returns their bytes on a device.
+    Args:
+      offload: `pipeline.offload`, which says which arrays.
+      memory: "pinned_host" or "device".
+
+    Returns:
+      Their bytes on one device.
     """
     state = self.state._asdict()
-    arrays = {name: state[name] for name in placement.OFFLOADED[what]}
-    wanted = jax.tree.map(lambda x: x.sharding.with_memory_kind(memory), arrays)
-    moved = jax.block_until_ready(jax.device_put(arrays, wanted))
+    arrays = {name: state[name] for name in placement.OFFLOADED[offload]}
+    shardings = jax.tree.map(
+      lambda x: x.sharding.with_memory_kind(memory), arrays
+    )
+    moved = jax.block_until_ready(jax.device_put(arrays, shardings))
     self.state = self.state._replace(**moved)
     return sum(
       x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(moved)
@@ -162,16 +176,16 @@ class Learner:
   def pack(
     self, scored: rewards_and_advantages.Experience | None
   ) -> list[batching.HostBatch]:
-    """Packs a rollout into a host batch for each step, epoch after epoch.
+    """Packs a rollout into a host batch for each step of an epoch.
 
     All processes call this together and get the batches of the first one;
     `scored` may be None in the others.
     """
     batches = processes.on_main(lambda: self._batches(scored))
-    once = [
+    # Tuples of another process arrive as lists.
+    return [
       tuple(batching.Rows(*arrays) for arrays in batch) for batch in batches
     ]
-    return once * self._config.curriculum.epochs
 
   def _batches(
     self, scored: rewards_and_advantages.Experience | None
@@ -179,34 +193,41 @@ class Learner:
     """Packs a rollout into a host batch for each step of an epoch."""
     assert scored is not None
     size = scored.valid.size
-    each = size // self._config.curriculum.batches_per_rollout
+    batch_size = size // self._config.curriculum.batches_per_rollout
     return [
       batching.pack(
-        rewards_and_advantages.examples(scored, start, start + each),
+        rewards_and_advantages.examples(scored, start, start + batch_size),
         config=self._config.batch,
         multiple=self.placement.row_multiple,
         rewards=self._estimator is not None,
         experts=self._recorded,
       )
-      for start in range(0, size, each)
+      for start in range(0, size, batch_size)
     ]
 
   def steps(
-    self, packed: Sequence[batching.HostBatch]
+    self, packed: Sequence[batching.HostBatch], start: int = 0
   ) -> Iterator[dict[str, float]]:
-    """Takes the last steps of a rollout and yields the metrics of each."""
-    # Each batch once, although every epoch has it.
-    once = list({id(batch): batch for batch in packed}.values())
+    """Takes the steps of a rollout, epoch after epoch.
+
+    Args:
+      packed: the batches of an epoch.
+      start: number of steps that were taken before; above 0 only with
+        `steps_alone`.
+
+    Yields:
+      The metrics of each step.
+    """
     batches = []
-    for i, batch in enumerate(once):
-      own = i == 0 and self._first_is_old
-      if own:
+    for i, batch in enumerate(packed):
+      is_first = i == 0 and self._first_is_old
+      if is_first:
         batch = tuple(
           rows._replace(old_logp=np.full_like(rows.old_logp, batching.OWN))
           for rows in batch
         )
       placed = self.placement.batch(batch)
-      if self._scored and not own:
+      if self._scored and not is_first:
         scores = self._score(self.state.params, self._reference, placed)
         placed = tuple(
           rows._replace(old_logp=logp) for rows, logp in zip(placed, scores)
@@ -214,10 +235,10 @@ class Learner:
       batches.append(placed)
     if self._estimator is not None:
       batches = self._estimator(self.state, self._reference, batches)
-    on_mesh = {id(batch): x for batch, x in zip(once, batches)}
-    first = self._config.curriculum.steps_per_rollout - len(packed)
-    for step, batch in enumerate(packed, first):
-      placed = on_mesh[id(batch)]
+    count = len(packed) * self._config.curriculum.epochs
+    for step in range(start, count):
+      batch = packed[step % len(packed)]
+      placed = batches[step % len(packed)]
       if self.scorer is not None:
         # The weights of a rollout's first step are those that sampled it.
         exact = [rows.behaviour_logp for rows in batch]
@@ -236,42 +257,40 @@ class Learner:
   ) -> dict[str, float]:
     """Returns metrics of speed, device memory and compiled programs.
 
-    `seconds` are those that training on the packed batches took.
+    Args:
+      packed: the batches of an epoch of a rollout.
+      seconds: duration of the training on the whole rollout.
     """
     config = self._config
     estimator = self._estimator
-    scored = self._scored / config.curriculum.steps_per_rollout
-    work = throughput.count(packed, self.architecture)
-    out: dict[str, float] = {
-      **throughput.metrics(
-        work,
-        throughput.model_flops(
-          self.architecture,
-          work,
-          forwards=int(bool(config.objective.kl_coefficient)),
-          first_forwards=bool(config.critic.reward_kl) + scored,
-          critic=estimator is not None,
-          epochs=config.curriculum.epochs,
-        ),
-        seconds=seconds,
-        devices=list(self.placement.trainer.devices.flat),
-      ),
-      **throughput.memory(jax.local_devices()),
-      "compile/train_step": throughput.programs(self._step),
-      "compile/old_logp": throughput.programs(self._score),
-    }
+    scored_share = self._scored / config.curriculum.steps_per_rollout
+    epochs = config.curriculum.epochs
+    work = throughput.count([*packed] * epochs, self.architecture)
+    flops = throughput.model_flops(
+      self.architecture,
+      work,
+      forwards=int(bool(config.objective.kl_coefficient)),
+      first_forwards=bool(config.critic.reward_kl) + scored_share,
+      critic=estimator is not None,
+      epochs=epochs,
+    )
+    devices = list(self.placement.trainer.devices.flat)
+    values = throughput.metrics(work, flops, seconds=seconds, devices=devices)
+    values |= throughput.memory(jax.local_devices())
+    values["compile/train_step"] = throughput.programs(self._step)
+    values["compile/old_logp"] = throughput.programs(self._score)
     if estimator is not None:
-      out["compile/values"] = throughput.programs(estimator.value)
-    return out
+      values["compile/values"] = throughput.programs(estimator.value)
+    return values
 
 
 class Phases:
-  """Frees what the next phase does not need; the trainer's thread calls it.
+  """Frees memory that the next phase does not need.
 
-  Where sampling and training take turns on the same devices, the KV cache of a
-  `types.CachingEngine` is freed while training (with servers, their weights
-  too), and the training state may be in host memory while sampling
-  (`pipeline.offload`). Host memory of a sharding:
+  The trainer's thread calls it. Where sampling and training take turns on the
+  same devices, the KV cache of a `types.CachingEngine` is freed while training
+  (with servers, their weights too), and the training state may be in host
+  memory while sampling (`pipeline.offload`). Host memory of a sharding:
   https://docs.jax.dev/en/latest/201/memory-spaces.html
   """
 
@@ -286,12 +305,13 @@ class Phases:
     self._learner = learner
     self._offload = config.pipeline.offload
     frees = config.servers_share
-    level = config.pipeline.async_level
     if config.engine.kind != "sglang":
       frees = config.engine.free_kv_while_training
-    if frees := frees and isinstance(engine, types.CachingEngine):
-      frees = placement.take_turns(learner.placement, async_level=level)
-    self._engine = engine if frees else None
+    takes_turns = placement.take_turns(
+      learner.placement, async_level=config.pipeline.async_level
+    )
+    is_caching = isinstance(engine, types.CachingEngine)
+    self._engine = engine if frees and is_caching and takes_turns else None
     # Only the first of several processes may have an engine.
     self._frees = processes.on_main(lambda: self._engine is not None)
     self._timeline = timeline
@@ -322,6 +342,7 @@ class Phases:
       self._learner.move(self._offload, "device")
 
   def _free_cache(self) -> int:
+    """Frees the KV cache; returns its bytes on a device."""
     if not isinstance(self._engine, types.CachingEngine):
       return 0
     with processes.alone():

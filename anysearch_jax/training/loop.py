@@ -40,9 +40,12 @@ from anysearch_jax.training import (
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
 
-_HANGS = 1800.0  # Bounds of steps, see Trainer.
-_TIMES = 10
-_FIRST = 7200.0
+# A step that lasts longer may hang: the least seconds, and in units of the
+# longest step so far.
+_LEAST_HANG = 1800.0
+_HANG_RATIO = 10
+# Seconds of the first step, which compiles.
+_FIRST_HANG = 7200.0
 
 
 class Event(NamedTuple):
@@ -64,12 +67,12 @@ class _StoppedError(Exception):
 def samples(config: config_lib.ExperimentConfig) -> bool:
   """Returns whether this process samples, so that it needs a retriever.
 
-  Over servers only the first of several processes does.
+  If servers sample, only the first of several processes does.
   """
   return processes.is_main() or config.engine.kind == "jax"
 
 
-def _made_engine(
+def _make_engine(
   policy: hf.Policy, config: config_lib.ExperimentConfig
 ) -> types.TrainableEngine | None:
   """Makes this process's engine, once all processes can make theirs."""
@@ -126,7 +129,7 @@ class Trainer:
     trace: whether JAX's profiler traces the run, into `profile/`.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from.
-    sinks: get the metrics too, see `trackers.opened`.
+    sinks: get the metrics too, see `trackers.open_senders`.
     clock: returns the time in seconds.
     hangs: called, on another thread, when a step has taken half an hour and ten
       times as long as any before (the first: two hours): devices may hang.
@@ -172,14 +175,14 @@ class Trainer:
     makes = engine is None
     if makes and config.servers_share:
       # Made first: servers release the memory that the learner needs.
-      engine = _made_engine(empty, config)
+      engine = _make_engine(empty, config)
     self._learner = learner_lib.Learner(config, policy)
     if makes:
       published = self._learner.published()
       if config.servers_share:
         _set_first(engine, published)
       else:
-        engine = _made_engine(empty._replace(params=published), config)
+        engine = _make_engine(empty._replace(params=published), config)
       del published
     # Without the weights: the learner owns them now.
     self._policy = policy._replace(params={})
@@ -342,15 +345,15 @@ class Trainer:
     self, first: int, stored: collection.StoredRollouts | None
   ) -> pipeline.Pipeline:
     """Returns what samples from `first` on, given what is sampled already."""
-    driving = self._sampler
+    driver = self._sampler
     ready = []
-    if driving is not None:
-      driving.state = self._sampler_state
+    if driver is not None:
+      driver.state = self._sampler_state
 
     def score_stored() -> list[sampler.ScoredRollout]:
-      if driving is None or stored is None:
+      if driver is None or stored is None:
         return []
-      return driving.score_stored(first, stored)
+      return driver.score_stored(first, stored)
 
     def score_stored_alone() -> list[sampler.ScoredRollout]:
       with processes.alone():
@@ -361,7 +364,7 @@ class Trainer:
     else:
       ready = processes.barrier_call(score_stored_alone)
     return pipeline.Pipeline(
-      driving,
+      driver,
       ready,
       first=first,
       rollouts=self._config.curriculum.rollouts,
@@ -420,7 +423,8 @@ class Trainer:
       # critic's estimates) cannot resume in the middle: its weights are gone by
       # then.
       stoppable = self._learner.steps_alone and self._stoppable
-      for values in self._timed(self._learner.steps(packed[len(steps) :])):
+      steps_per_rollout = self._config.curriculum.steps_per_rollout
+      for values in self._timed(self._learner.steps(packed, len(steps))):
         self._monitor.step(
           rollout,
           values,
@@ -429,7 +433,8 @@ class Trainer:
         steps.append(values)
         self._stepped = True
         ahead.check()
-        if stoppable and self._stopping.is_set() and len(steps) < len(packed):
+        is_last = len(steps) == steps_per_rollout
+        if stoppable and self._stopping.is_set() and not is_last:
           raise _StoppedError(sampled, steps)
     if sampled is not None:
       self._sampler_state = sampled.state
@@ -456,16 +461,15 @@ class Trainer:
     """Returns the metrics of a rollout that was trained on."""
     ages = sampler.token_ages(sampled.rollout, sampled.scored.groups)
     position = self._stream.position(sampled.rollout + 1)
-    values = {
-      **sampler.metrics(sampled, ages, config=self._config.curriculum),
-      **metrics.over_steps(steps, on_policy=not ages.any()),
-      **self._learner.speed(packed, seconds["time/train"]),
-      "compile/prefill": throughput.programs(kv_store.prefill),
-      "compile/decode": throughput.programs(kv_store.decode),
-      **{f"data/{name}": float(value) for name, value in position.items()},
-      **seconds,
-    }
-    # Others sample on unknown devices.
+    values = sampler.metrics(sampled, ages, config=self._config.curriculum)
+    values |= metrics.over_steps(steps, on_policy=not ages.any())
+    values |= self._learner.speed(packed, seconds["time/train"])
+    values["compile/prefill"] = throughput.programs(kv_store.prefill)
+    values["compile/decode"] = throughput.programs(kv_store.decode)
+    for name, value in position.items():
+      values[f"data/{name}"] = float(value)
+    values |= seconds
+    # Servers sample on unknown devices.
     if self._engine and self._config.engine.kind == "jax":
       values["device/count"] = jax.device_count()
     return values
@@ -473,18 +477,21 @@ class Trainer:
   def _timed(
     self, steps: Iterator[dict[str, float]]
   ) -> Iterator[dict[str, float]]:
-    """Yields from steps; calls `hangs` over one that lasts too long."""
+    """Yields from `steps`; calls `hangs` if one of them lasts too long."""
     values: dict[str, float] | None = {}
     while values is not None:
-      most = max(_HANGS, _TIMES * self._longest) if self._longest else _FIRST
-      began = time.monotonic()
-      (timer := threading.Timer(most, self._hangs)).daemon = True
+      limit = _FIRST_HANG
+      if self._longest:
+        limit = max(_LEAST_HANG, _HANG_RATIO * self._longest)
+      start = time.monotonic()
+      timer = threading.Timer(limit, self._hangs)
+      timer.daemon = True
       timer.start()
       try:
         values = next(steps, None)
       finally:
         timer.cancel()
-      self._longest = max(self._longest, time.monotonic() - began)
+      self._longest = max(self._longest, time.monotonic() - start)
       if values is not None:
         yield values
 
@@ -502,21 +509,24 @@ class Trainer:
     checkpoints: checkpoint.Checkpoints,
     ahead: pipeline.Pipeline,
   ) -> None:
-    """Saves and records a rollout's trajectories, if it is time after it."""
+    """Saves a checkpoint and records trajectories, if it is time for them."""
     config = self._config
-    done = rollout + 1
+    next_rollout = rollout + 1
     # Clocks differ between processes, so the first one decides.
     quality = processes.on_main(
       lambda: checkpoint.quality(values, config=config.checkpoint)
     )
-    late, *_ = processes.all_gather(self._pace.rollout)
-    due = done == config.curriculum.rollouts or done % config.save_every == 0
-    if due:
+    is_late, *_ = processes.all_gather(self._pace.rollout)
+    is_due = (
+      next_rollout == config.curriculum.rollouts
+      or next_rollout % config.save_every == 0
+    )
+    if is_due:
       self._record(f"rollout-{rollout:05d}", sampled)
-    if due or late:
+    if is_due or is_late:
       self._pace.saved()
-      saved = self._saved(done, ahead)
-      with self._timeline.span(done, timeline_lib.TRAINER, "save"):
+      saved = self._saved(next_rollout, ahead)
+      with self._timeline.span(next_rollout, timeline_lib.TRAINER, "save"):
         checkpoints.save(saved, quality)
 
   def _saved(
@@ -528,40 +538,48 @@ class Trainer:
   ) -> checkpoint.Saved:
     """Returns what a checkpoint holds, before `rollout` or in the middle of it.
 
-    `ahead` holds the rollouts to store; None stores no rollout.
+    Args:
+      rollout: the next one to train on, or the one in training.
+      ahead: has the rollouts to store; None stores no rollout.
+      unfinished: the rollout in training.
+      steps: metrics of the optimizer steps that were taken in it.
     """
     # After a resume these rollouts could not be sampled again: the checkpoint
     # has the current weights only, and they use older ones.
-    version = rollout + (unfinished is not None)
+    version = rollout if unfinished is None else rollout + 1
     played = ahead.sampled_before(version) if ahead else []
     if unfinished is not None:
       played.insert(0, unfinished)
 
     def sampling() -> dict[str, Any]:
       state = self._sampler_state
+      pending: list[Any] = []
+      if played:
+        pending.extend(collection.pack([s.collected for s in played]))
       return {
         "curriculum": [*map(np.asarray, jax.device_get(state.curriculum))],
         "counters": {group: dict(c) for group, c in state.counters.items()},
-        "pending": [
-          *(collection.pack([s.collected for s in played]) if played else ())
-        ],
+        "pending": pending,
       }
 
     # Orbax needs the same items in all processes; it writes these once, because
     # they are in host memory.
     host = processes.on_main(sampling)
+    progress = {
+      "rollout": rollout,
+      "seed": self._config.seed,
+      "questions": self._stream.position(rollout),
+      "counters": host["counters"],
+    }
+    if steps:
+      progress["steps"] = list(steps)
+    pending = host["pending"]
     return checkpoint.Saved(
       rollout,
       self._learner.state,
       curriculum_lib.CurriculumState(*host["curriculum"]),
-      {
-        "rollout": rollout,
-        "seed": self._config.seed,
-        "questions": self._stream.position(rollout),
-        "counters": host["counters"],
-        **({"steps": list(steps)} if steps else {}),
-      },
-      collection.StoredRollouts(*host["pending"]) if host["pending"] else None,
+      progress,
+      collection.StoredRollouts(*pending) if pending else None,
     )
 
   def _resume(
@@ -577,14 +595,14 @@ class Trainer:
       one of learning does, nothing counts as sampled.
     """
     folder = checkpoints.folder
-    found = processes.on_main(lambda: checkpoint.rollouts(folder))
-    if not found:
+    saved_rollouts = processes.on_main(lambda: checkpoint.rollouts(folder))
+    if not saved_rollouts:
       # The engine starts with these weights; it is only sent later ones.
       scores = self._scores()
       if self._sampler is not None:
         self._sampler.expect(scores, 0)
       return 0, None, []
-    newest = found[-1]
+    newest = saved_rollouts[-1]
     changes = config_settings.changes(
       checkpoint.read_json(folder, newest, "config"), self._config
     )

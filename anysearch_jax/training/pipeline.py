@@ -33,14 +33,17 @@ from anysearch_jax.host import processes
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
-_LOOK = 0.1  # Polling interval in seconds for a stop while waiting.
+_POLL = 0.1  # Seconds between looks for a stop while waiting.
 _PATIENCE = 30.0  # Seconds that a stop waits for the thread.
 
 
 class Ahead(NamedTuple):
   """A rollout that is queued or sampled, and not taken by training yet.
 
-  version: of the weights that it begins with.
+  Attributes:
+    rollout: its number.
+    version: of the weights that it begins with.
+    sampled: gets the rollout, or the sampler's exception.
   """
 
   rollout: int
@@ -54,10 +57,10 @@ class Pipeline:
   All processes of a run make its calls together.
 
   Args:
-    sampler: None in a process that has none; the first one has the sampler.
+    sampler: None in a process that samples nothing.
     ready: consecutive rollouts that are sampled already.
-    first: the first of `ready`, or else the first to sample.
-    rollouts: of the run.
+    first: number of the first of `ready`; without any, the first to sample.
+    rollouts: number of rollouts of the run.
     level: `pipeline.async_level`.
     timeline: gets the spans of waiting and of handing over.
     partial: whether weights are handed over while the sampler samples.
@@ -95,7 +98,8 @@ class Pipeline:
     self._jobs: queue.SimpleQueue[
       tuple[Ahead, Callable[[], object] | None] | None
     ] = queue.SimpleQueue()
-    self._beside = concurrent.futures.ThreadPoolExecutor(1) if partial else None
+    # With `partial`, hands weights over while the sampler samples.
+    self._hander = concurrent.futures.ThreadPoolExecutor(1) if partial else None
     # A daemon, so that a thread that hangs in a device call does not keep the
     # process from exiting.
     self._thread = threading.Thread(
@@ -106,7 +110,7 @@ class Pipeline:
     self,
     version: int,
     published: Callable[[], sampler_lib.HandedOver],
-    before: Callable[[int], None] = lambda rollout: None,
+    prepare: Callable[[int], None] = lambda rollout: None,
   ) -> None:
     """Queues all rollouts that this version of the weights samples.
 
@@ -114,7 +118,7 @@ class Pipeline:
       version: of the weights; version v is that after training on v rollouts.
       published: returns the weights; it is only called if a rollout is queued
         and the engine does not have them.
-      before: called after that with the first rollout.
+      prepare: called after that with the first rollout.
     """
     end = min(version + self._level + 1, self._end)
     if self._next >= end:
@@ -128,9 +132,9 @@ class Pipeline:
         hand_over = functools.partial(
           _hand_over, self._sampler, self._next, weights, version
         )
-        if self._beside:
-          hand_over = self._beside.submit(hand_over).result
-    before(self._next)
+        if self._hander:
+          hand_over = self._hander.submit(hand_over).result
+    prepare(self._next)
     if self._sampler is not None:
       for rollout in range(self._next, end):
         ahead = Ahead(rollout, version, concurrent.futures.Future())
@@ -145,18 +149,19 @@ class Pipeline:
     Deadlines of turns and searches bound the wait.
 
     Args:
-      gives_up: returns whether a process waits no longer; no process does then.
+      gives_up: returns whether this process stops waiting; then all processes
+        stop.
 
     Returns:
       Whether the rollout is sampled; it remains in the queue.
 
     Raises:
-      Exception: what the sampler met.
+      Exception: the sampler's.
     """
 
     def look() -> tuple[bool, bool]:
       stops = gives_up()
-      return self._has_arrived(0.0 if stops else _LOOK), stops
+      return self._has_arrived(0.0 if stops else _POLL), stops
 
     with self._waiting():
       if self._together:
@@ -203,7 +208,7 @@ class Pipeline:
 
     with self._waiting():
       while processes.on_main(is_waiting):
-        concurrent.futures.wait([x.sampled for x in older], timeout=_LOOK)
+        concurrent.futures.wait([x.sampled for x in older], timeout=_POLL)
     return rollouts
 
   def check(self) -> None:
@@ -229,8 +234,8 @@ class Pipeline:
     self._jobs.put(None)
     if self._sampler is not None:
       self._sampler.stop()
-    if self._beside:
-      self._beside.shutdown(wait=False, cancel_futures=True)
+    if self._hander:
+      self._hander.shutdown(wait=False, cancel_futures=True)
     if self._thread.ident is not None:
       self._thread.join(_PATIENCE)
     if self._thread.is_alive():
@@ -249,7 +254,8 @@ class Pipeline:
   def _has_arrived(self, seconds: float) -> bool:
     """Returns whether the next rollout is sampled within these seconds.
 
-    Raises what the sampler met. In a process without sampler it is False.
+    It raises the sampler's exception. In a process without a sampler it returns
+    False.
     """
     if self._sampler is None:
       return False
@@ -262,6 +268,7 @@ class Pipeline:
     return True
 
   def _is_sampled(self, ahead: Ahead) -> bool:
+    """Returns whether a rollout is sampled, or failed."""
     alive = self._together or self._thread.is_alive()
     if not alive and not ahead.sampled.done():
       raise RuntimeError(
@@ -270,20 +277,20 @@ class Pipeline:
     return ahead.sampled.done()
 
   def _play(self) -> None:
-    """Samples the next rollout in this thread, and raises what it met."""
+    """Samples the next rollout in this thread, and raises its exception."""
     ahead = self._ahead[0]
     while not ahead.sampled.done():
-      self._do_next()
+      self._run_job()
     ahead.sampled.result(timeout=0)
 
   def _work(self) -> None:
-    """Does jobs until the last one, or an error."""
+    """Runs jobs until the last one, or an error."""
     with processes.alone():
-      while self._do_next():
+      while self._run_job():
         pass
 
-  def _do_next(self) -> bool:
-    """Does the next job; returns whether others may follow."""
+  def _run_job(self) -> bool:
+    """Runs the next job; returns whether others may follow."""
     assert self._sampler is not None
     start = self._timeline.clock()
     job = self._jobs.get()
@@ -311,6 +318,6 @@ def _hand_over(
   weights: sampler_lib.HandedOver,
   version: int,
 ) -> None:
-  """Gives a sampler its weights, in whatever thread."""
+  """Gives a sampler its weights, in any thread."""
   with processes.alone():
     sampler.set_params(rollout, weights, version)

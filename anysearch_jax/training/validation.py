@@ -47,11 +47,11 @@ def check(
       "it (--output takes one)."
     )
   _lists(config)
-  c = config.mesh
-  if c.trainer and c.size % len(c.trainer):
+  mesh = config.mesh
+  if mesh.trainer and mesh.size % len(mesh.trainer):
     raise ValueError(
-      f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
-      f"mesh of {c} = {c.size}; expected a number that divides it."
+      f"mesh.trainer: found {len(mesh.trainer)} devices of each process for a "
+      f"mesh of {mesh} = {mesh.size}; expected a number that divides it."
     )
   for text in config.evaluation.pairs:
     try:
@@ -59,11 +59,11 @@ def check(
     except ValueError as error:
       raise ValueError(f"evaluation.pairs: {error}") from error
   context = config.episode.max_context
-  most = config.engine.max_context
-  if samples and config.engine.kind == "jax" and context > most:
+  engine_context = config.engine.max_context
+  if samples and config.engine.kind == "jax" and context > engine_context:
     raise ValueError(
-      f"episode.max_context {context} exceeds engine.max_context {most}; raise "
-      "that."
+      f"episode.max_context {context} exceeds engine.max_context "
+      f"{engine_context}; raise that."
     )
   if trains:
     _curriculum(config.curriculum)
@@ -80,22 +80,21 @@ def validate(
   samples: bool = True,
   processes: int = 1,
 ) -> None:
-  """Does as `check`, then asks engine, environment and reward.
+  """Checks a configuration with its environment, engine and reward.
 
-  It needs no device.
+  It needs no device; `check` has passed.
 
   Args:
     config: the configuration.
-    environment: what episodes are played in.
-    method: the system that is trained; None: no policy is.
+    environment: the one that episodes are played in.
+    method: the system that is trained; None trains none.
     samples: as for `check`.
-    processes: how many train together.
+    processes: number of processes that train together.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
-  check(config, trains=method is not None, samples=samples)
-  # These rooms import JAX.
+  # Imported late, because it imports JAX.
   from anysearch_jax.rollout.jax_engine import kv_memory
 
   try:
@@ -122,8 +121,9 @@ def validate(
       "same time would wait for each other in different orders. Set 0, train "
       "in one process, or let servers sample (engine.kind sglang)."
     )
-  found = kind, level, config.objective.old_logp, processes > 1
-  if config.engine.exact and found != ("jax", 0, "engine", False):
+  scores_alone = kind == "jax" and not level and processes == 1
+  is_exact = scores_alone and config.objective.old_logp == "engine"
+  if config.engine.exact and not is_exact:
     raise ValueError(
       f"engine.exact: found engine.kind {kind!r}, pipeline.async_level {level} "
       f"and objective.old_logp {config.objective.old_logp!r} in {processes} "
@@ -170,18 +170,27 @@ def check_prompts(
 ) -> None:
   """Checks that the prompt of the question of median length fits the context.
 
-  A single question that is too long only ends its own episodes. `max_budget` is
-  the budget that the prompts name. Raises ValueError if there is no question,
-  or no room for a token of the model.
+  A single question that is too long only ends its own episodes.
+
+  Args:
+    questions: all questions of the training.
+    codec: of the policy.
+    config: has the limit on the context.
+    environment: makes the prompts.
+    max_budget: the budget that the prompts name.
+
+  Raises:
+    ValueError: there is no question, or no room for a token of the model.
   """
   if not questions:
     raise ValueError("Found no question, expected at least one.")
   from anysearch_jax.rollout import episode
 
-  middle = sorted(questions, key=lambda q: len(q.text))[len(questions) // 2]
+  by_length = sorted(questions, key=lambda question: len(question.text))
+  median = by_length[len(by_length) // 2]
   prompts = [
     episode.prompt(
-      middle,
+      median,
       budget=max_budget,
       scaffold=scaffold,
       environment=environment,
@@ -193,7 +202,7 @@ def check_prompts(
   if tokens >= config.max_context:
     raise ValueError(
       f"episode.max_context: found {config.max_context}, expected more than "
-      f"the {tokens} tokens of the prompt of {middle.text[:80]!r}; raise it "
+      f"the {tokens} tokens of the prompt of {median.text[:80]!r}; raise it "
       "(and engine.max_context, batch.row_lengths)."
     )
 
@@ -234,11 +243,12 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
     ("steps_per_rollout", "epochs", "every pass has as many steps"),
     ("phase1_steps", "max_budget", "every level gets as many steps"),
   ):
-    found = getattr(c, name)
-    size = getattr(c, unit)
-    if found % size:
+    steps = getattr(c, name)
+    divisor = getattr(c, unit)
+    if steps % divisor:
       raise ValueError(
-        f"Found {found} {name}; expected a multiple of {unit}, {size}: {why}."
+        f"Found {steps} {name}; expected a multiple of {unit}, {divisor}: "
+        f"{why}."
       )
   level_steps = c.phase1_steps // c.max_budget
   if level_steps % c.steps_per_rollout:
@@ -251,22 +261,24 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
 
 def _learning(config: config_lib.ExperimentConfig) -> None:
   """Refuses settings of sampling, adapters, objective and critic."""
-  c = config.sampling
+  sampling = config.sampling
   # With these the recorded log-probabilities are not those of the distribution
   # that was sampled.
-  if c.temperature <= 0 or c.top_p < 1 or c.top_k:
+  if sampling.temperature <= 0 or sampling.top_p < 1 or sampling.top_k:
     raise ValueError(
-      f"sampling: found temperature {c.temperature}, top_p {c.top_p}, top_k "
-      f"{c.top_k}; training needs temperature > 0, top_p 1 and top_k 0 (the "
-      "others are for evaluation)."
+      f"sampling: found temperature {sampling.temperature}, top_p "
+      f"{sampling.top_p}, top_k {sampling.top_k}; training needs temperature > "
+      "0, top_p 1 and top_k 0 (the others are for evaluation)."
     )
   targets = config.lora.targets
-  known = config_lib.LoraConfig.targets
+  supported = config_lib.LoraConfig.targets
   repeated = len(set(targets)) < len(targets)
-  if {*targets} - {*known} or repeated or (config.lora.rank and not targets):
+  if (
+    {*targets} - {*supported} or repeated or (config.lora.rank and not targets)
+  ):
     raise ValueError(
       f"lora.targets: found {', '.join(targets) or 'none'}; expected some of "
-      f"{', '.join(known)}, each once."
+      f"{', '.join(supported)}, each once."
     )
   objective = config.objective
   critic = config.critic
@@ -316,17 +328,17 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
 
 def _pipeline(config: config_lib.ExperimentConfig) -> None:
   """Refuses sampling and training that cannot alternate or overlap as asked."""
-  c = config.pipeline
+  pipeline = config.pipeline
   kind = config.engine.kind
   objective = config.objective
-  level = c.async_level
+  level = pipeline.async_level
   if level and objective.old_logp == "trainer" and not objective.importance_cap:
     raise ValueError(
       f"pipeline.async_level: found {level} with objective.old_logp 'trainer' "
       "and importance_cap 0, where nothing tells tokens of older weights from "
       "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
-  if c.partial and not (level and kind == "sglang"):
+  if pipeline.partial and not (level and kind == "sglang"):
     raise ValueError(
       f"pipeline.partial: found True with pipeline.async_level {level} and "
       f"engine.kind {kind!r}, expected at least 1 and 'sglang': only then are "
@@ -337,11 +349,11 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
       f"sglang.colocated: found True with pipeline.async_level {level}, "
       "expected 0: on the trainer's GPUs servers sample while nothing trains."
     )
-  if c.offload != "none" and (
+  if pipeline.offload != "none" and (
     level or not (kind == "jax" or config.servers_share)
   ):
     raise ValueError(
-      f"pipeline.offload: found {c.offload!r} with pipeline.async_level "
+      f"pipeline.offload: found {pipeline.offload!r} with pipeline.async_level "
       f"{level} and engine.kind {kind!r}, expected 0 and 'jax', or 'sglang' "
       "with sglang.colocated: only then do sampling and training take turns on "
       "the same devices. Set pipeline.offload none."
