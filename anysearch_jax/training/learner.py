@@ -307,11 +307,11 @@ class Phases:
     frees = config.servers_share
     if config.engine.kind != "sglang":
       frees = config.engine.free_kv_while_training
-    takes_turns = placement.take_turns(
-      learner.placement, async_level=config.pipeline.async_level
-    )
-    is_caching = isinstance(engine, types.CachingEngine)
-    self._engine = engine if frees and is_caching and takes_turns else None
+    level = config.pipeline.async_level
+    self._engine: types.CachingEngine | None = None
+    if frees and isinstance(engine, types.CachingEngine):
+      if placement.take_turns(learner.placement, async_level=level):
+        self._engine = engine
     # Only the first of several processes may have an engine.
     self._frees = processes.on_main(lambda: self._engine is not None)
     self._timeline = timeline
@@ -343,7 +343,7 @@ class Phases:
 
   def _free_cache(self) -> int:
     """Frees the KV cache; returns its bytes on a device."""
-    if not isinstance(self._engine, types.CachingEngine):
+    if self._engine is None:
       return 0
     with processes.alone():
       return self._engine.free_cache()

@@ -150,10 +150,9 @@ def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
     tokens, *beyond = counts.tolist()
     shares = [count / max(tokens, 1) for count in beyond] + [0.0]
     for name, quantile in (("p50", 0.5), ("p99", 0.99)):
-      edge = next(
-        edge for edge, share in enumerate(shares) if share <= 1 - quantile
+      numbers[f"loss/logp_difference_{name}"] = next(
+        edge for edge, share in zip(edges, shares) if share <= 1 - quantile
       )
-      numbers[f"loss/logp_difference_{name}"] = edges[edge]
     numbers["loss/logp_difference_far"] = shares[edges.index(1.0)]
   return numbers
 
