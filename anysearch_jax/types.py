@@ -46,8 +46,12 @@ class Outcome(enum.StrEnum):
 class Question:
   """A question with its accepted answers.
 
-  corpus: the name of the corpus that answers it; "" if there is only one.
-  metadata: what the source records about it (hops, facts of its chain, ...).
+  Attributes:
+    id: names it within its source.
+    text: the question.
+    golden_answers: the accepted answers.
+    corpus: the name of the corpus that answers it; "" if there is only one.
+    metadata: what the source records about it (hops, facts of its chain, ...).
   """
 
   id: str
@@ -60,10 +64,11 @@ class Question:
 class Source(NamedTuple):
   """The place of a passage in a document.
 
-  path: of the file, as its reader may open it; "" if it is not from a file.
-  page: from 1; 0 if the document has no pages.
-  heading: the headings above it, outermost first, joined by " > "; "" if there
-    is none.
+  Attributes:
+    path: of the file, as its reader may open it; "" if it is not from a file.
+    page: from 1; 0 if the document has no pages.
+    heading: the headings above it, outermost first, joined by " > "; "" if
+      there is none.
   """
 
   path: str = ""
@@ -243,7 +248,7 @@ class EngineError(RuntimeError):
 class RetrievalError(RuntimeError):
   """The retriever could not answer; the message says what was tried.
 
-  why: a word for what was met, by which failures are counted.
+  why: a word for the cause, by which failures are counted.
   """
 
   why = "other"
@@ -265,9 +270,9 @@ class GenerateRequest:
       only SGLang servers apply it.
     may_search: whether the episode can still pay for a call of a tool. A chat
       model is not offered its tools otherwise; other engines ignore this.
-    on_tokens: if given, the in-process engine calls it with the ids that each
-      of its calls sampled, in order, and a chat model's with the reasoning that
-      is streamed; other engines tell nothing before the end.
+    on_tokens: is called by the in-process engine with the ids that each of its
+      calls sampled, in order, and for a chat model with the reasoning that is
+      streamed; other engines report nothing before the end.
   """
 
   address: Address
@@ -292,8 +297,12 @@ class GenerateRequest:
   def within(self, max_context: int, advice: str) -> GenerateRequest:
     """Caps `max_tokens` so that the context stays within the engine's.
 
-    Raises EngineError if there is no room for a single token; `advice` says
-    what to do then, at the end of its sentence.
+    Args:
+      max_context: of the engine, in tokens.
+      advice: what to do if there is no room, for the error's sentence.
+
+    Raises:
+      EngineError: there is no room for a single token.
     """
     room = max_context - len(self.token_ids)
     if room < 1:
@@ -316,17 +325,18 @@ class Finish(enum.StrEnum):
 class Generation:
   """The result of sampling one turn.
 
-  token_ids: the sampled ids, including the token that completed the stop text
-    or ended the turn.
-  logps: their log-probabilities, `log_softmax(logits / temperature)`.
-  text: the decoded turn, cut right after its stop text, without control tokens
-    (such as the end of turn).
-  finish: why the turn ended.
-  versions: the policy version that sampled each token.
-  server: address of the server that sampled them; "" if this process did.
-  experts: `[T - 1, L, K]`, ids of the experts that were chosen for each of the
-    T tokens of the context and of the turn but the last, whose layers were
-    never computed; None if they are not recorded.
+  Attributes:
+    token_ids: the sampled ids, including the token that completed the stop text
+      or ended the turn.
+    logps: their log-probabilities, `log_softmax(logits / temperature)`.
+    text: the decoded turn, cut right after its stop text, without control
+      tokens (such as the end of turn).
+    finish: why the turn ended.
+    versions: the policy version that sampled each token.
+    server: address of the server that sampled them; "" if this process did.
+    experts: `[T - 1, L, K]`, ids of the experts that were chosen for each of
+      the T tokens of the context and of the turn but the last, whose layers
+      were never computed; None if they are not recorded.
   """
 
   token_ids: tuple[int, ...]
@@ -408,7 +418,11 @@ class CachingEngine(TrainableEngine, Protocol):
 class SearchContext:
   """What a search depends on besides its query, for retrievers that use it.
 
-  turn: index of the turn that searches. text: the response so far, with it.
+  Attributes:
+    address: of the episode.
+    turn: index of the turn that searches.
+    question: of the episode.
+    text: the response so far, including that turn.
   """
 
   address: Address
@@ -421,10 +435,14 @@ class SearchContext:
 class SearchRequest:
   """One query for at most `k` passages of `corpus`.
 
-  context: of the search. Requests that differ only in it are equal and share a
-    cached answer, unless the retriever is a `ContextualRetriever`.
-  tool: name of the tool that is called; a retriever that has one tool ignores
-    it.
+  Attributes:
+    query: the query.
+    k: limit on the passages.
+    corpus: name of the corpus; "" if there is only one.
+    context: of the search. Requests that differ only in it are equal and share
+      a cached answer, unless the retriever is a `ContextualRetriever`.
+    tool: name of the tool that is called; a retriever that has one tool ignores
+      it.
   """
 
   query: str
@@ -500,6 +518,10 @@ class TextCodec(Protocol):
   ) -> tuple[str, list[int]]:
     """Returns the prompt text of one user message, and its ids.
 
-    `system` is a message before it, `prefill` begins the reply. Without `chat`
-    the content is the whole prompt.
+    Args:
+      content: the message.
+      system: a system message before it.
+      prefill: the beginning of the reply.
+      chat: whether the model's chat template is used; otherwise `content` is
+        the whole prompt.
     """

@@ -44,12 +44,14 @@ _MAX_LOW_VAR_KL = 10.0
 class TokenTerms(NamedTuple):
   """Per-token terms of the objective, all of the shape of the tokens.
 
-  policy_loss: the negated clipped surrogate.
-  kl: the KL estimate, unweighted.
-  ratio: importance ratio to the old policy.
-  clipped_low, clipped_high: bool, whether this side of the clip is active, so
-    that the token's policy gradient is 0.
-  capped: bool, whether `importance_cap` holds the ratio; the gradient is 0 too.
+  Attributes:
+    policy_loss: the negated clipped surrogate.
+    kl: the KL estimate, unweighted.
+    ratio: importance ratio to the old policy.
+    clipped_low, clipped_high: bool, whether this side of the clip is active, so
+      that the token's policy gradient is 0.
+    capped: bool, whether `importance_cap` bounds the ratio, which makes the
+      gradient 0 too.
   """
 
   policy_loss: chex.Array
@@ -116,7 +118,9 @@ def advantages(
       return centred
     case _:
       raise settings.unknown("normalize", normalize, NORMALIZERS)
-  variance = squares / jnp.maximum(count - (deviation == "sample"), 1)
+  if deviation == "sample":
+    count = count - 1
+  variance = squares / jnp.maximum(count, 1)
   return centred / (jnp.sqrt(variance) + epsilon)
 
 
@@ -208,7 +212,12 @@ def token_terms(
   surrogate_t = jnp.where(clipped_t | far_t, bound_t, ratio_t) * advantage_t
   kl_t = kl_estimate(logp_t, reference_logp_t, estimator=config.kl_estimator)
   return TokenTerms(
-    -surrogate_t, kl_t, ratio_t, clipped_low_t, clipped_high_t, capped_t
+    policy_loss=-surrogate_t,
+    kl=kl_t,
+    ratio=ratio_t,
+    clipped_low=clipped_low_t,
+    clipped_high=clipped_high_t,
+    capped=capped_t,
   )
 
 

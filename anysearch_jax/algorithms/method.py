@@ -98,10 +98,19 @@ def outcomes_of(
   measures: Sequence[str],
   progress: Progress = BEGINNING,
 ) -> Outcomes:
-  """Returns what rewards see of a rollout, arrays `[Q, samples]`.
+  """Returns the outcomes of a rollout, which rewards see.
 
-  `trajectories` are the valid ones, by question and sample, and `budgets` int
-  `[Q]`.
+  Args:
+    trajectories: the valid ones, by question and sample.
+    verdicts: of each of them.
+    measured: values of the method's `measure`, by name, of each of them.
+    budgets: int `[Q]`, searches assigned to each group.
+    samples: number of trajectories of a group.
+    measures: names of the measured values.
+    progress: how far the training is.
+
+  Returns:
+    Arrays `[Q, samples]`.
   """
 
   def table(
@@ -229,14 +238,14 @@ class Method:
       ValueError: `method.options` names an option that the system lacks, or a
         value that the option cannot have.
     """
-    given = config.method.options
+    options = config.method.options
     if self.options is not None:
       return settings.with_options(
-        self.options, given, path="config.method.options"
+        self.options, options, path="config.method.options"
       )
-    if given:
+    if options:
       raise ValueError(
-        f"config.method.options: found {', '.join(given)}, but the system "
+        f"config.method.options: found {', '.join(options)}, but the system "
         f"{self.name!r} has no options; expected none."
       )
     return self.constants(config)
@@ -249,11 +258,12 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMethod:
-  """A method as a run trains it; see `Method` for the attributes.
+  """A method as a run trains it; see `Method` for the other attributes.
 
-  environment: the one that the run plays, with the method's `step`.
-  reward, steps: without their second argument.
-  measure_deadline: seconds in which an asynchronous `measure` ends.
+  Attributes:
+    environment: the one that the run plays, with the method's `step`.
+    reward, steps: without their second argument.
+    measure_deadline: seconds in which an asynchronous `measure` ends.
   """
 
   environment: spec.Environment
@@ -296,9 +306,9 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
 
 def contained(trajectory: types.Trajectory) -> dict[str, float]:
   """Measures `contained`: 1 if the answer holds an accepted answer, else 0."""
-  given = protocol.extract_answer(trajectory.spans) or ""
-  answers = trajectory.question.golden_answers
-  return {"contained": float(scoring.contains(given, answers))}
+  answer = protocol.extract_answer(trajectory.spans) or ""
+  accepted = trajectory.question.golden_answers
+  return {"contained": float(scoring.contains(answer, accepted))}
 
 
 def fixed_budget(
@@ -345,13 +355,16 @@ def compared(
     measure: what the reward needs of a trajectory.
     **values: other attributes of `Method`.
   """
+  values.setdefault("train", fixed_budget)
   return Method(
     name,
     label,
-    environments={key: each.environment() for key, each in wordings.items()},
+    environments={
+      key: wording.environment() for key, wording in wordings.items()
+    },
     wordings=wordings,
     reward=reward,
     measures=measures,
     measure=measure,
-    **{"train": fixed_budget, **values},
+    **values,
   )

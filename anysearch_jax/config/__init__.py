@@ -44,7 +44,7 @@ from anysearch_jax.config.settings import (
   identity,
   learning,
   one_of,
-  or_none,
+  or_empty,
   placement,
 )
 
@@ -72,7 +72,7 @@ class EvaluationConfig:
   """Which cells (dataset, budget and seed) are evaluated, and how."""
 
   budgets: tuple[int, ...] = placement(
-    (0, 1, 2, 3, 4, 5, 6, 7, 8), or_none(at_least(0))
+    (0, 1, 2, 3, 4, 5, 6, 7, 8), or_empty(at_least(0))
   )
   """Search budgets of the cells."""
   pairs: tuple[str, ...] = placement(())
@@ -222,12 +222,10 @@ def changed(config: ExperimentConfig, **values: Any) -> ExperimentConfig:
   """Returns a configuration with other values; a mapping changes a group's."""
 
   def with_values(group: Any, values: Mapping[str, Any]) -> Any:
-    made = {
-      name: with_values(getattr(group, name), value)
-      if isinstance(value, Mapping)
-      else value
-      for name, value in values.items()
-    }
-    return dataclasses.replace(group, **made)
+    changes = dict(values)
+    for name, value in values.items():
+      if isinstance(value, Mapping):
+        changes[name] = with_values(getattr(group, name), value)
+    return dataclasses.replace(group, **changes)
 
   return with_values(config, values)

@@ -12,7 +12,7 @@ from anysearch_jax.config.settings import (
   identity,
   learning,
   one_of,
-  or_none,
+  or_empty,
   placement,
 )
 
@@ -71,7 +71,7 @@ class CurriculumConfig:
 
   max_budget: int = identity(5, at_least(1))
   """The paper's B_max."""
-  token_levels: tuple[int, ...] = identity((), or_none(at_least(1)))
+  token_levels: tuple[int, ...] = identity((), or_empty(at_least(1)))
   """Caps on generated tokens, ascending. If there are any, a group's budget is
   a pair of searches and tokens, see docs/budgets.md."""
   phase1_steps: int = learning(100, at_least(0))
@@ -302,10 +302,10 @@ class MeshConfig:
   """Size of its `tensor` axis."""
   sequence_parallel: bool = placement(False)
   """Whether positions between blocks are sharded over `tensor`."""
-  trainer: tuple[int, ...] = placement((), or_none(at_least(0)))
+  trainer: tuple[int, ...] = placement((), or_empty(at_least(0)))
   """Indices of the devices of each process that train; empty: the first ones.
   """
-  rollout: tuple[int, ...] = placement((), or_none(at_least(0)))
+  rollout: tuple[int, ...] = placement((), or_empty(at_least(0)))
   """Indices of the devices of each process that sample; empty: those that
   train."""
   rollout_tensor: int = placement(0, at_least(0))

@@ -68,22 +68,22 @@ class SamplingConfig:
   top_k: int = learning(0, at_least(0))
   """Number of tokens that are sampled from; 0 is off."""
 
-  def asked(self, request: types.GenerateRequest) -> SamplingConfig:
-    """Returns these settings, but a request's own where it names them.
+  def for_request(self, request: types.GenerateRequest) -> SamplingConfig:
+    """Returns the settings for a request, whose own values replace these.
 
     Raises:
       ValueError: a setting of the request is out of its range.
     """
-    own = {
+    values = {
       name: value
       for name in ("temperature", "top_p", "top_k")
       if (value := getattr(request, name)) is not None
     }
-    if not own:
+    if not values:
       return self
-    found = dataclasses.replace(self, **own)
-    check(found, "sampling")
-    return found
+    sampling = dataclasses.replace(self, **values)
+    check(sampling, "sampling")
+    return sampling
 
 
 @dataclasses.dataclass(frozen=True)

@@ -634,7 +634,7 @@ class Trainer:
     # trained on once.
     self._taken_steps = progress.get("steps", [])
     stored = saved.pending
-    learning = config_settings.named(changes, config_settings.Kind.LEARNING)
+    learning = config_settings.describe(changes, config_settings.Kind.LEARNING)
     if stored is not None and learning:
       self._sampler_state = sampler.discarded(
         self._sampler_state,

@@ -25,7 +25,7 @@ from anysearch_jax.policy import decoder, lora, table
 from anysearch_jax.training import batching, train_step
 
 # The arguments of `ppo.explained_variance`, which are sums over a step.
-_SUMS = ("weight", "returns", "returns_squared", "rest", "rest_squared")
+_SUMS = ("weight", "returns", "returns_squared", "residual", "residual_squared")
 
 
 def with_critic(
