@@ -275,8 +275,16 @@ class TrainedMethod:
   turns: Turns | None = None
 
 
-def parts(valid: chex.Array, **values: chex.Array) -> Terms:
-  """Returns a reward, `total`, and its terms: float32, 0 where not `valid`."""
+def reward_terms(valid: chex.Array, **values: chex.Array) -> Terms:
+  """Returns the terms of a reward, `total` among them.
+
+  Args:
+    valid: bool `[..., G]`.
+    **values: each term, `[..., G]`.
+
+  Returns:
+    float32 arrays by name; 0 where not `valid`.
+  """
   chex.assert_type(valid, bool)
   chex.assert_equal_shape([valid, *values.values()])
   return {
@@ -294,7 +302,7 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
 
   @functools.partial(jax.jit, static_argnums=1)
   def traced(outcomes: Outcomes, constants: Any) -> Terms:
-    return parts(outcomes.valid, **reward(outcomes, constants))
+    return reward_terms(outcomes.valid, **reward(outcomes, constants))
 
   @functools.wraps(reward)
   def called(outcomes: Outcomes, constants: Any) -> Terms:

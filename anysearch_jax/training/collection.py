@@ -358,7 +358,7 @@ def unpack(
     tokens = slice(start, start + values["tokens"])
     start = tokens.stop
     address = types.Address(*values["address"])
-    restored = {name: x[tokens] for name, x in arrays.items()}
+    restored: dict[str, Any] = {name: x[tokens] for name, x in arrays.items()}
     restored |= {
       "address": address,
       "question": question(address.rollout, address.question),

@@ -316,8 +316,10 @@ class Fingerprint:
       if not reason:
         continue
       if right_means and isinstance(engine, types.FleetEngine):
-        others = max(right_means)
-        engine.put_aside(part, f"it {reason}, the others {others:.2g}")
+        largest_right_mean = max(right_means)
+        engine.put_aside(
+          part, f"it {reason}, the others {largest_right_mean:.2g}"
+        )
         continue
       raise types.EngineError(
         f"Rollout {rollout}: {part} of the engine {reason} of version "

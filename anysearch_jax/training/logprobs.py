@@ -232,7 +232,8 @@ class _Compact(NamedTuple):
   size: int
 
   @classmethod
-  def of(cls, plan: _Plan, scored: jax.Array) -> _Compact:
+  def from_scored(cls, plan: _Plan, scored: jax.Array) -> _Compact:
+    """Compacts the positions that are `scored`, bool `[B, T]`."""
     rows, length = scored.shape
     size = chunk(rows, length, plan.chunk)
     scored = jnp.ravel(scored)
@@ -276,20 +277,20 @@ def _local_forward(plan: _Plan, hidden, head, targets, scored):
   the parts are then rescaled to the maximum over all devices.
   """
   hidden, head = _gathered(plan, hidden, head)
-  first = _first(plan, head)
-  compact = _Compact.of(plan, scored)
+  first_token_id = _first_token_id(plan, head)
+  compact = _Compact.from_scored(plan, scored)
   states = hidden.reshape(-1, hidden.shape[-1])
   tokens = jnp.ravel(targets)
 
-  def add_chunk(start, positions, real, parts):
+  def add_chunk(start, positions, real, sums):
     del real
     logits = decoder.project(states[positions], head) / plan.temperature
     top = jnp.max(logits, -1)
     p = jnp.exp(logits - top[:, None])
     # A masked sum instead of a gather: it is exact, and 0 on the devices whose
     # part of the vocabulary does not have the target.
-    target = _is_target(logits, tokens[positions], first)
-    part = jnp.stack(
+    target = _is_target(logits, tokens[positions], first_token_id)
+    chunk_sums = jnp.stack(
       (
         top,
         jnp.sum(p, -1),
@@ -297,10 +298,10 @@ def _local_forward(plan: _Plan, hidden, head, targets, scored):
         jnp.sum(jnp.where(target, logits, 0), -1),
       )
     )
-    return (jax.lax.dynamic_update_slice_in_dim(parts, part, start, 1),)
+    return (jax.lax.dynamic_update_slice_in_dim(sums, chunk_sums, start, 1),)
 
-  (parts,) = compact.loop(add_chunk, jnp.ones((4, compact.order.size)))
-  top, total, weighted, target = parts
+  (sums,) = compact.loop(add_chunk, jnp.ones((4, compact.order.size)))
+  top, total, weighted, target = sums
   vocab = plan.vocab
   if vocab is not None:
     highest = jax.lax.pmax(top, vocab)
@@ -326,10 +327,10 @@ def _local_backward(
   `entropy` is empty, or the entropy H and its cotangent e; these add the
   gradient of `sum(e * H)`, which is -e p (log p + H) for the logits.
   """
-  whole, gathered = _gathered(plan, hidden, head)
-  first = _first(plan, gathered)
-  compact = _Compact.of(plan, scored)
-  states = whole.reshape(-1, whole.shape[-1])
+  row_states, gathered = _gathered(plan, hidden, head)
+  first_token_id = _first_token_id(plan, gathered)
+  compact = _Compact.from_scored(plan, scored)
+  states = row_states.reshape(-1, row_states.shape[-1])
   tokens = [jnp.ravel(x) for x in (targets, normalizer, g, *entropy)]
 
   def add_chunk(start, positions, real, d_head, d_hidden):
@@ -339,7 +340,7 @@ def _local_backward(
     logits = decoder.project(hidden, gathered) / plan.temperature
     logp = logits - normalizer[:, None]
     p = jnp.exp(logp)
-    d = jnp.where(_is_target(logits, targets, first), 1 - p, -p)
+    d = jnp.where(_is_target(logits, targets, first_token_id), 1 - p, -p)
     d *= (g * scale)[:, None]
     if entropy:
       h, e = (x[:, None] for x in entropy)
@@ -356,7 +357,7 @@ def _local_backward(
   d_head, d_hidden = compact.loop(
     add_chunk,
     jnp.zeros(gathered.shape if plan.head_trains else (), jnp.float32),
-    jnp.zeros((compact.order.size, whole.shape[-1]), whole.dtype),
+    jnp.zeros((compact.order.size, row_states.shape[-1]), row_states.dtype),
   )
   d_hidden = compact.spread(d_hidden, targets.shape)
   if not plan.head_trains:
@@ -398,7 +399,7 @@ def _head_gradient(plan: _Plan, d_head):
   return jax.lax.psum(d_head, plan.layout.other_tokens(plan.model))
 
 
-def _first(plan: _Plan, head) -> jax.Array | int:
+def _first_token_id(plan: _Plan, head) -> jax.Array | int:
   """Returns the first token id of this device's part of the vocabulary."""
   if plan.vocab is None:
     return 0

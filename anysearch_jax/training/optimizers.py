@@ -119,12 +119,12 @@ def learning_rate(
   if not warmup and not decay:
     return peak
 
-  def at(count: jax.typing.ArrayLike) -> jax.Array:
+  def rate(count: jax.typing.ArrayLike) -> jax.Array:
     rising = jnp.minimum(1.0, (count + 1) / warmup) if warmup else 1.0
     falling = (total - count) / decay if decay else 1.0
     return peak * jnp.clip(falling, 0.0, rising)
 
-  return at
+  return rate
 
 
 def _adamw(

@@ -94,7 +94,7 @@ class Placement:
     return jax.sharding.NamedSharding(self.trainer, jax.P(None, *tokens))
 
   @property
-  def whole(self) -> jax.sharding.NamedSharding:
+  def replicated(self) -> jax.sharding.NamedSharding:
     """The sharding of a value that is replicated on the training mesh."""
     return jax.sharding.NamedSharding(self.trainer, jax.P())
 
@@ -113,7 +113,9 @@ class Placement:
 
     def put(x: np.ndarray) -> jax.Array:
       return jax.make_array_from_callback(
-        x.shape, self.rows if x.ndim else self.whole, lambda index: x[index]
+        x.shape,
+        self.rows if x.ndim else self.replicated,
+        lambda index: x[index],
       )
 
     return jax.tree.map(put, batch)
@@ -148,15 +150,15 @@ def _gathered(x: jax.Array) -> np.ndarray | None:
   It is gathered layer by layer, because the devices may have no room for all of
   it.
   """
-  whole = np.empty(x.shape, x.dtype) if processes.is_main() else None
+  gathered = np.empty(x.shape, x.dtype) if processes.is_main() else None
   layers = [(i,) for i in range(len(x))] if x.ndim > 2 else [()]
   for layer in layers:
-    part = processes.to_replicated(weights.index(x, layer))
-    if whole is None:
-      jax.block_until_ready(part)
+    layer_values = processes.to_replicated(weights.index(x, layer))
+    if gathered is None:
+      jax.block_until_ready(layer_values)
     else:
-      whole[layer] = np.asarray(part)
-  return whole
+      gathered[layer] = np.asarray(layer_values)
+  return gathered
 
 
 def check(

@@ -48,7 +48,7 @@ def with_critic(
     compute: as for `decoder.forward`.
   """
 
-  def both(trained, reference, rows):
+  def combined_loss(trained, reference, rows):
     params, critic = trained
     policy_loss, metrics = loss_fn(params, reference, rows)
     critic_loss, sums = ppo.value_loss(
@@ -65,7 +65,7 @@ def with_critic(
       "policy/advantage_share": moves
     }
 
-  return both
+  return combined_loss
 
 
 def metrics(values: dict[str, float]) -> dict[str, float]:
@@ -76,8 +76,8 @@ def metrics(values: dict[str, float]) -> dict[str, float]:
   explained = ppo.explained_variance(
     **{argument: values[name] for name, argument in names.items()}
   )
-  others = {name: x for name, x in values.items() if name not in names}
-  return others | {"value/explained_variance": explained}
+  remaining = {name: x for name, x in values.items() if name not in names}
+  return remaining | {"value/explained_variance": explained}
 
 
 class Estimator:

@@ -205,11 +205,11 @@ def _advantage(
   """Returns the advantage of a trajectory, or of its tokens if they differ."""
   if experience.advantages is None:
     return 0.0
-  whole = float(experience.advantages[place])
+  advantage = float(experience.advantages[place])
   turns = experience.turns.get(place)
   if turns is None or not turns.any():
-    return whole
-  return turn_advantages.of_tokens(trajectory, whole, turns)
+    return advantage
+  return turn_advantages.of_tokens(trajectory, advantage, turns)
 
 
 def _token_rewards(
@@ -242,12 +242,12 @@ def records(experience: Experience) -> list[dict[str, Any]]:
   def scores(place: Place) -> dict[str, Any]:
     if not experience.valid[place]:
       return {}
-    parts = {k: float(v[place]) for k, v in experience.rewards.items()}
+    rewards = {k: float(v[place]) for k, v in experience.rewards.items()}
     advantages = experience.advantages
     values = {
       **dataclasses.asdict(experience.verdicts[place]),
-      "reward": parts.pop("total"),
-      "parts": parts,
+      "reward": rewards.pop("total"),
+      "parts": rewards,
     }
     if place in experience.steps:
       values["steps"] = experience.steps[place].tolist()
@@ -350,16 +350,16 @@ def reward_metrics(
     PluginError: a user's reward cannot be used.
   """
   made_up = trial(group=samples, budget=max_budget, measures=method.measures)
-  parts = set(
+  names = set(
     jax.eval_shape(lambda: method.reward(made_up))
     if traced
     else method.reward(made_up)
   )
   if method.environment.format is not None:
-    parts.add("format")
+    names.add("format")
   if method.steps is not None:
-    parts.add("steps")
-  return {f"reward/{name}" for name in ("em", *parts)}
+    names.add("steps")
+  return {f"reward/{name}" for name in ("em", *names)}
 
 
 def metrics(experience: Experience) -> dict[str, float]:

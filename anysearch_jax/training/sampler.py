@@ -251,8 +251,8 @@ class Sampler:
         break
       ages = token_ages(rollout, collected.groups)
       if stale(rollout, ages, bound=self._config.pipeline.async_level):
-        why = f"Rollout {rollout} is older than pipeline.async_level allows."
-        self.state = discarded(self.state, why, stale_rollouts=remaining)
+        reason = f"Rollout {rollout} is older than pipeline.async_level allows."
+        self.state = discarded(self.state, reason, stale_rollouts=remaining)
         break
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready
@@ -337,12 +337,12 @@ class Sampler:
     )
 
 
-def discarded(state: SamplerState, why: str, **counts: int) -> SamplerState:
+def discarded(state: SamplerState, reason: str, **counts: int) -> SamplerState:
   """Logs why stored rollouts are sampled again, and counts them."""
   _log.warning(
     "%s Sampling again with the checkpoint's weights: stored rollouts from "
     "this one on, %d in all.",
-    why,
+    reason,
     sum(counts.values()),
   )
   return _counted(state, counts)
@@ -379,7 +379,7 @@ def metrics(
   # A fixed budget may be 0, or above `max_budget`.
   levels = sorted({*budgets, *map(int, sampled.levels)})
   caps = [group.caps.tokens for group in collected.groups if group]
-  values = {
+  values: dict[str, float] = {
     "rollout": sampled.rollout,
     "step": step + config.steps_per_rollout,
     "phase": 1 if step < config.phase1_steps else 2,

@@ -238,7 +238,7 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
       f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
       "expected at most all of them. Lower phase1_steps."
     )
-  for name, unit, why in (
+  for name, unit, reason in (
     ("total_steps", "steps_per_rollout", "a rollout is used up whole"),
     ("steps_per_rollout", "epochs", "every pass has as many steps"),
     ("phase1_steps", "max_budget", "every level gets as many steps"),
@@ -248,7 +248,7 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
     if steps % divisor:
       raise ValueError(
         f"Found {steps} {name}; expected a multiple of {unit}, {divisor}: "
-        f"{why}."
+        f"{reason}."
       )
   level_steps = c.phase1_steps // c.max_budget
   if level_steps % c.steps_per_rollout:
@@ -382,19 +382,20 @@ def _batches(config: config_lib.ExperimentConfig) -> None:
   """Checks that an optimizer step of only longest episodes fits its batch."""
   batch = config.batch
   mesh = config.mesh
-  c = config.curriculum
+  curriculum = config.curriculum
   trajectories = config.questions * config.group
-  if trajectories % c.batches_per_rollout:
+  if trajectories % curriculum.batches_per_rollout:
     raise ValueError(
       f"{config.questions} questions x {config.group} samples = {trajectories} "
-      f"trajectories do not divide into {c.batches_per_rollout} batches "
+      "trajectories do not divide into "
+      f"{curriculum.batches_per_rollout} batches "
       "(curriculum.steps_per_rollout / curriculum.epochs)."
     )
-  parts = mesh.context * (mesh.tensor if mesh.sequence_parallel else 1)
-  if uneven := [n for n in batch.row_lengths if n % parts]:
+  shards = mesh.context * (mesh.tensor if mesh.sequence_parallel else 1)
+  if uneven := [n for n in batch.row_lengths if n % shards]:
     raise ValueError(
       f"batch.row_lengths: found a row of {uneven[0]} tokens, expected "
-      f"multiples of {parts}, over which positions are cut (mesh.context, and "
+      f"multiples of {shards}, over which positions are cut (mesh.context, and "
       "mesh.tensor with mesh.sequence_parallel)."
     )
   tokens = config.episode.max_context
@@ -404,14 +405,14 @@ def _batches(config: config_lib.ExperimentConfig) -> None:
       f"episode.max_context {tokens} exceeds the longest training row, "
       f"batch.row_lengths[-1] {longest}."
     )
-  episodes = trajectories // c.batches_per_rollout
-  row = min(batch.max_segments, longest // max(1, tokens - 1))
+  episodes = trajectories // curriculum.batches_per_rollout
+  row_segments = min(batch.max_segments, longest // max(1, tokens - 1))
   rows = batch.rows(longest, mesh.rows)
-  needed = -(-episodes // (row * rows))
+  needed = -(-episodes // (row_segments * rows))
   if needed > batch.max_micro_batches:
     raise ValueError(
       f"batch.max_micro_batches: found {batch.max_micro_batches}, expected at "
       f"least {needed}: an optimizer step has {episodes} episodes of up to "
-      f"{tokens} tokens, and {row} of them fit a row, {rows} rows a "
+      f"{tokens} tokens, and {row_segments} of them fit a row, {rows} rows a "
       "micro-batch. Raise it, or batch.micro_batch_tokens."
     )
