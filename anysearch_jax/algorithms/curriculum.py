@@ -221,5 +221,6 @@ def record(
 
 
 def _assert_state(state: CurriculumState) -> None:
-  chex.assert_rank(state, CurriculumState(2, 1, 0, 1))
+  ranks = CurriculumState(windows=2, counts=1, step=0, key=1)
+  chex.assert_rank(state, ranks)
   chex.assert_equal_shape_prefix([state.windows, state.counts], 1)

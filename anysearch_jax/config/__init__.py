@@ -104,10 +104,10 @@ class EvaluationConfig:
   def prices(self) -> budgets_lib.Prices:
     """The prices as a value; raises ValueError for an invalid tool price."""
     return budgets_lib.Prices(
-      self.search_price,
-      self.input_price,
-      self.output_price,
-      budgets_lib.parse_tools(self.tool_prices),
+      search=self.search_price,
+      input=self.input_price,
+      output=self.output_price,
+      tools=budgets_lib.parse_tools(self.tool_prices),
     )
 
 

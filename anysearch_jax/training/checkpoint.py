@@ -223,14 +223,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
           tokens = reader.restore(folder / "tokens")
       values = read_json(self.folder, rollout, "pending")
       pending = collection.StoredRollouts(values, tokens)
+    state = train_step.TrainState(
+      trees["params"], **trees["optimizer"], critic=trees.get("critic")
+    )
     return Saved(
-      rollout,
-      train_step.TrainState(
-        trees["params"], **trees["optimizer"], critic=trees.get("critic")
-      ),
-      trees["curriculum"],
-      read_json(self.folder, rollout, "progress"),
-      pending,
+      rollout=rollout,
+      state=state,
+      curriculum=trees["curriculum"],
+      progress=read_json(self.folder, rollout, "progress"),
+      pending=pending,
     )
 
   def __exit__(self, failure: type | None = None, *unused) -> None:

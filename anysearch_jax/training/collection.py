@@ -130,13 +130,16 @@ class Collector:
       tokens = np.full_like(assignment.budgets, budgets_lib.UNCAPPED)
     assignments = [
       driver.Assignment(
-        i,
-        self.stream.question(rollout, i),
-        budgets_lib.Budget(int(b), int(t), prices=self._prices),
+        index,
+        self.stream.question(rollout, index),
+        budgets_lib.Budget(int(searches), int(cap), prices=self._prices),
         scaffold,
       )
-      for i, (b, t) in enumerate(zip(assignment.budgets, tokens, strict=True))
+      for index, (searches, cap) in enumerate(
+        zip(assignment.budgets, tokens, strict=True)
+      )
     ]
+    # The processes take turns, so that their shares differ by at most a group.
     process = processes.index()
     process_count = processes.count()
     keep = len(range(process, self.stream.groups, process_count))
@@ -155,23 +158,21 @@ class Collector:
       ),
       scope,
     )
-    shares = processes.all_gather(lambda: pack([self._share(playing)]))
-    return self._merged(
-      assignments,
-      [
-        share
-        # Tuples of other processes arrive as lists.
-        for packed in shares
-        for share in unpack(StoredRollouts(*packed), self.stream.question)
-      ],
-    )
+    shares: list[RolloutBatch] = []
+    for packed in processes.all_gather(lambda: pack([self._share(playing)])):
+      # Tuples of other processes arrive as lists.
+      stored = StoredRollouts(*packed)
+      shares += unpack(stored, self.stream.question)
+    return self._merged(assignments, shares)
 
   def _share(self, playing: loop.Work[driver.Rollout]) -> RolloutBatch:
     """Waits for this process's share of a rollout."""
     played = playing.wait()
     return RolloutBatch(
       **played._asdict(),
-      places=np.asarray([_place(group) for group in played.groups], np.int64),
+      places=np.asarray(
+        [_question_index(group) for group in played.groups], np.int64
+      ),
       stragglers=0,
       engine=_pop_counters(self._parts.engine),
       search=_pop_counters(self._parts.retriever),
@@ -204,7 +205,7 @@ class Collector:
   ) -> RolloutBatch:
     """Returns the rollout of which every process played a share."""
     groups = {
-      _place(group): group
+      _question_index(group): group
       for share in shares
       for group in share.groups
       if group
@@ -235,7 +236,7 @@ class Collector:
     )
 
 
-def _place(group: types.Group) -> int:
+def _question_index(group: types.Group) -> int:
   """Returns the index of a group's question in its rollout."""
   return group.trajectories[0].address.question
 
@@ -304,23 +305,22 @@ class StoredRollouts(NamedTuple):
 
 def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   """Serializes rollouts; `unpack` restores them."""
-  groups = [group for batch in rollouts for group in batch.groups]
-  trajectories = [t for group in groups if group for t in group.trajectories]
-  values = {
-    "groups": [
-      None if group is None else [_values(t) for t in group.trajectories]
-      for group in groups
-    ],
-    "rollouts": [
+  trajectories: list[types.Trajectory] = []
+  group_values: list[list[dict[str, Any]] | None] = []
+  rollout_values = []
+  for batch in rollouts:
+    for group in batch.groups:
+      members = group.trajectories if group else ()
+      trajectories += members
+      group_values.append([_values(t) for t in members] if group else None)
+    rollout_values.append(
       {
         "places": batch.places.tolist(),
         "engine": dict(batch.engine),
         "search": dict(batch.search),
         "plain": {name: getattr(batch, name) for name in _PLAIN},
       }
-      for batch in rollouts
-    ],
-  }
+    )
   tokens = {
     name: np.concatenate(
       [np.zeros(0, dtype), *(getattr(t, name) for t in trajectories)],
@@ -330,14 +330,14 @@ def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   }
   recorded = [t.experts for t in trajectories if t.experts is not None]
   if recorded:
+    unknown = functools.partial(experts.unknown, like=recorded[0])
     tokens["experts"] = np.concatenate(
       [
-        experts.unknown(len(t.token_ids), recorded[0])
-        if t.experts is None
-        else t.experts
+        unknown(len(t.token_ids)) if t.experts is None else t.experts
         for t in trajectories
       ]
     )
+  values = {"groups": group_values, "rollouts": rollout_values}
   return StoredRollouts(values, tokens)
 
 

@@ -28,6 +28,7 @@ from anysearch_jax.training import (
 )
 from anysearch_jax.training import timeline as timeline_lib
 
+# Maps parameters and sequences, int32 `[T]`, to log-probs, float32 `[T - 1]`.
 Scorer = Callable[[decoder.Params, list[np.ndarray]], list[np.ndarray]]
 
 
@@ -52,48 +53,58 @@ class Learner:
 
   def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
     self._config = config
-    self.architecture = a = lora.attach(policy.architecture, config.lora)
-    self.placement = placed = placement.Placement.of(a, config)
-    c = config.curriculum
-    scored: dict[str, Any] = {
+    a = lora.attach(policy.architecture, config.lora)
+    placed = placement.Placement.of(a, config)
+    self.architecture = a
+    self.placement = placed
+    curriculum = config.curriculum
+    scoring: dict[str, Any] = {
       "temperature": config.sampling.temperature,
       "compute": placement.compute(a, config, placed.trainer),
     }
     critic = config.critic if config.objective.has_critic else None
     tx = optimizers.adamw(
-      a, config.optimizer, critic=critic, total_steps=c.total_steps
+      a, config.optimizer, critic=critic, total_steps=curriculum.total_steps
     )
     shardings = train_step.shardings(a, tx, placed.trainer)
     trained = (
       policy.params if a.lora is None else lora.initialize(a, config.seed)
     )
     trained = jax.device_put(trained, shardings.params)
-    start = critic and ppo.initialize(trained, a)
-    self.state = train_step.init(
-      trained, tx, shardings, critic=jax.device_put(start, shardings.critic)
-    )
-    penalized = config.objective.kl_coefficient or config.critic.reward_kl
-    self._reference = reference = (
-      placed.frozen(policy.params) if a.lora or penalized else None
-    )
+    critic_params = None
+    if critic is not None:
+      critic_params = ppo.initialize(trained, a)
+      critic_params = jax.device_put(critic_params, shardings.critic)
+    self.state = train_step.init(trained, tx, shardings, critic=critic_params)
+    has_penalty = config.objective.kl_coefficient or config.critic.reward_kl
+    self._reference: decoder.Params | None = None
+    if a.lora or has_penalty:
+      self._reference = placed.frozen(policy.params)
     # The frozen base under adapters, here and on the engine's devices.
-    self._base = reference if a.lora and reference else {}
+    self._base: decoder.Params = {}
+    if a.lora and self._reference:
+      self._base = self._reference
     self._engine_base = placed.to_engine(self._base) if self._base else {}
     # The first step's log-probs are under the old weights. Those of later steps
     # need a forward pass before the weights change; so do those of the first,
     # if another epoch needs them again.
-    scores = config.objective.old_logp == "trainer"
-    self._first_is_old = scores and c.epochs == 1
-    self._scored = (c.steps_per_rollout - self._first_is_old) * scores
-    loss = train_step.grpo_loss(a, config.objective, **scored)
+    recomputes = config.objective.old_logp == "trainer"
+    self._first_is_old = recomputes and curriculum.epochs == 1
+    # The number of a rollout's steps that need such a forward pass.
+    self._scored_steps = 0
+    if recomputes:
+      self._scored_steps = curriculum.steps_per_rollout - self._first_is_old
+    loss = train_step.grpo_loss(a, config.objective, **scoring)
     self._estimator: ppo.Estimator | None = None
     if critic is not None:
-      loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
-      self._estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scored)
+      loss = ppo.with_critic(loss, a, critic, compute=scoring["compute"])
+      self._estimator = ppo.Estimator(
+        a, critic, sharding=placed.rows, **scoring
+      )
     self._step = train_step.make(loss, tx, shardings)
     self.scorer: Scorer | None = None
     self._recorded = placement.recorded(a, config)
-    self._score = train_step.make_scorer(a, sharding=placed.rows, **scored)
+    self._score = train_step.make_scorer(a, sharding=placed.rows, **scoring)
 
   def params(self) -> decoder.Params:
     """Returns all current parameters of the policy, frozen base included."""
@@ -138,7 +149,7 @@ class Learner:
 
     Training can then resume between two of them.
     """
-    return not self._scored and self._estimator is None
+    return not self._scored_steps and self._estimator is None
 
   def move(self, offload: str, memory: str) -> int:
     """Moves arrays of the state between host and devices.
@@ -227,7 +238,7 @@ class Learner:
           for rows in batch
         )
       placed = self.placement.batch(batch)
-      if self._scored and not is_first:
+      if self._scored_steps and not is_first:
         scores = self._score(self.state.params, self._reference, placed)
         placed = tuple(
           rows._replace(old_logp=logp) for rows, logp in zip(placed, scores)
@@ -263,7 +274,7 @@ class Learner:
     """
     config = self._config
     estimator = self._estimator
-    scored_share = self._scored / config.curriculum.steps_per_rollout
+    scored_share = self._scored_steps / config.curriculum.steps_per_rollout
     epochs = config.curriculum.epochs
     work = throughput.count([*packed] * epochs, self.architecture)
     flops = throughput.model_flops(

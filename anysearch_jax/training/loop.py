@@ -156,7 +156,7 @@ class Trainer:
   ):
     self._config = config
     self._hangs = hangs
-    self._longest = 0.0
+    self._longest_step = 0.0
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
     self._sinks = sinks
@@ -166,23 +166,28 @@ class Trainer:
     self._trace = trace and processes.is_main()
     self._stopping = threading.Event()
     self._pace = checkpoint.Pace(config.save_minutes, clock)
+    # Processes may see a stop at different steps, so several of them finish the
+    # rollout.
     self._stoppable = jax.process_count() == 1
     self._stepped = False
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
     a = lora.attach(policy.architecture, config.lora)
-    empty = policy._replace(params={}, architecture=a)
-    makes = engine is None
-    if makes and config.servers_share:
+    without_weights = policy._replace(params={}, architecture=a)
+    is_given = engine is not None
+    if not is_given and config.servers_share:
       # Made first: servers release the memory that the learner needs.
-      engine = _make_engine(empty, config)
+      engine = _make_engine(without_weights, config)
     self._learner = learner_lib.Learner(config, policy)
-    if makes:
+    if not is_given:
       published = self._learner.published()
       if config.servers_share:
         _set_first(engine, published)
       else:
-        engine = _make_engine(empty._replace(params=published), config)
+        engine = _make_engine(
+          without_weights._replace(params=published), config
+        )
+      # Only the engine keeps these weights, so that it can free them.
       del published
     # Without the weights: the learner owns them now.
     self._policy = policy._replace(params={})
@@ -196,13 +201,13 @@ class Trainer:
     plain = self._prompt(method.environment, scaffold=False)
     scaffolded = self._prompt(method.environment, scaffold=True)
     prompts = {"scaffold": scaffolded[0], "plain": plain[0]}
-    first = scaffolded if config.curriculum.phase1_scaffold else plain
-    self._fingerprint = first[1]
+    fingerprint = scaffolded if config.curriculum.phase1_scaffold else plain
+    self._fingerprint = fingerprint[1]
     self._engine = engine
     if config.engine.exact:
       assert isinstance(engine, jax_engine.JaxEngine)
       self._learner.scorer = engine.score_exactly
-    # Whether all of several processes sample, see the class.
+    # Whether several processes sample together, see the class.
     self._together = jax.process_count() > 1 and config.engine.kind == "jax"
     self._sampler: sampler.Sampler | None = None
     if samples(config):
@@ -323,8 +328,8 @@ class Trainer:
           except (health.FailedEpisodesError, types.EngineError):
             # Raised before the rollout's first step. An outage does not make
             # earlier training invalid, so save it.
-            earlier = self._stoppable and rollout > first
-            if earlier and not checkpoints.has(rollout):
+            has_trained = self._stoppable and rollout > first
+            if has_trained and not checkpoints.has(rollout):
               checkpoints.save(self._saved(rollout), -math.inf)
             raise
           if writer:
@@ -481,8 +486,8 @@ class Trainer:
     values: dict[str, float] | None = {}
     while values is not None:
       limit = _FIRST_HANG
-      if self._longest:
-        limit = max(_LEAST_HANG, _HANG_RATIO * self._longest)
+      if self._longest_step:
+        limit = max(_LEAST_HANG, _HANG_RATIO * self._longest_step)
       start = time.monotonic()
       timer = threading.Timer(limit, self._hangs)
       timer.daemon = True
@@ -491,7 +496,7 @@ class Trainer:
         values = next(steps, None)
       finally:
         timer.cancel()
-      self._longest = max(self._longest, time.monotonic() - start)
+      self._longest_step = max(self._longest_step, time.monotonic() - start)
       if values is not None:
         yield values
 
@@ -575,11 +580,11 @@ class Trainer:
       progress["steps"] = list(steps)
     pending = host["pending"]
     return checkpoint.Saved(
-      rollout,
-      self._learner.state,
-      curriculum_lib.CurriculumState(*host["curriculum"]),
-      progress,
-      collection.StoredRollouts(*pending) if pending else None,
+      rollout=rollout,
+      state=self._learner.state,
+      curriculum=curriculum_lib.CurriculumState(*host["curriculum"]),
+      progress=progress,
+      pending=collection.StoredRollouts(*pending) if pending else None,
     )
 
   def _resume(
@@ -609,10 +614,10 @@ class Trainer:
     if refusal := config_settings.refusal(changes, allow=self._allow_changes):
       raise checkpoint.MismatchError(f"{folder / str(newest)}: {refusal}")
     like = checkpoint.Saved(
-      0,
-      self._learner.release(),
-      jax.device_get(self._sampler_state.curriculum),
-      {},
+      rollout=0,
+      state=self._learner.release(),
+      curriculum=jax.device_get(self._sampler_state.curriculum),
+      progress={},
     )
     saved = checkpoints.restore(newest, like)
     progress = saved.progress
