@@ -326,17 +326,19 @@ class Phases:
     # Only the first of several processes may have an engine.
     self._frees = processes.on_main(lambda: self._engine is not None)
     self._timeline = timeline
-    self._logged: set[str] = set()
 
   def sample(self, rollout: int) -> None:
     """Moves the training state to host memory, before a rollout is sampled."""
     if self._offload == "none":
       return
     with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
-      self._log(
+      size = self._learner.move(self._offload, "pinned_host")
+      logging.log_first_n(
+        logging.INFO,
         "Moved %.2f GiB of the training state to host memory for sampling "
         "(pipeline.offload).",
-        self._learner.move(self._offload, "pinned_host"),
+        1,
+        size / 2**30,
       )
 
   def train(self, rollout: int) -> None:
@@ -345,11 +347,15 @@ class Phases:
       return
     with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
       if self._frees:
-        self._log(
-          "Freed %.2f GiB of KV cache for training "
-          "(engine.free_kv_while_training).",
-          processes.barrier_call(self._free_cache),
-        )
+        size = processes.barrier_call(self._free_cache)
+        if size:  # Servers do not say what they free.
+          logging.log_first_n(
+            logging.INFO,
+            "Freed %.2f GiB of KV cache for training "
+            "(engine.free_kv_while_training).",
+            1,
+            size / 2**30,
+          )
       self._learner.move(self._offload, "device")
 
   def _free_cache(self) -> int:
@@ -358,9 +364,3 @@ class Phases:
       return 0
     with processes.alone():
       return self._engine.free_cache()
-
-  def _log(self, sentence: str, size: int) -> None:
-    """Logs bytes of a device once, the first time that there are any."""
-    if size and sentence not in self._logged:
-      self._logged.add(sentence)
-      logging.info(sentence, size / 2**30)
