@@ -8,6 +8,8 @@ import sys
 
 # transformers warns once per process that torch is missing; only tests use it.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+# It also warns of what our own checks of config.json refuse or allow.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 # `python -m launch.X` imports this file first, with "-m" in place of the
 # command's name.

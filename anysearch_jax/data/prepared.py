@@ -138,14 +138,21 @@ class Prepared(_Source):
       )
     self.manifest = json_files.read(path)
     version = self.manifest.get("version")
-    if version != _VERSION:
+    entries = self.manifest.get("files")
+    if version != _VERSION or not isinstance(entries, dict):
       raise formats.DataError(
         f"{path}: found version {version!r} of prepared data, expected "
         f"{_VERSION}; prepare it again."
       )
-    self.names = tuple(
-      name.removesuffix(".parquet") for name in self.manifest["files"]
-    )
+    self.names = tuple(name.removesuffix(".parquet") for name in entries)
+    for name, entry in entries.items():
+      # A name from a stranger's manifest must not lead out of the folder.
+      plain = pathlib.PurePath(name).name == name and name.endswith(".parquet")
+      if not plain or not isinstance(entry, dict) or "sha256" not in entry:
+        raise formats.DataError(
+          f"{path}: found {name!r} among the files, expected Parquet files of "
+          "this folder with their SHA-256; prepare it again."
+        )
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:

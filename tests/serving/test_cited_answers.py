@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import httpx2
 import openai
@@ -104,6 +105,8 @@ def test_mcp_tells_what_was_cited(monkeypatch):
 
 class Words(scripted.Codec):
   """Knows the letters of one word."""
+
+  hf = SimpleNamespace(unk_token_id=0)
 
   def encode(self, text):
     return [ord(c) if c in "emma <>|/ut" else 0 for c in text]

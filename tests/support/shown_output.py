@@ -42,7 +42,9 @@ _BLOCK = re.compile(
 _COMMAND = re.compile(r"(?:anysearch|python -m launch\.)\s*(.*)")
 _FILE = re.compile(r"```\w+ title=\"(\S+)\"\n(.*?)```", re.DOTALL)
 # How many of these a command prints depends on the machine's speed.
-_PROGRESS = re.compile(r"^(?:episode|file|MB read) \d+/\d+.*\n", re.MULTILINE)
+_PROGRESS = re.compile(
+  r"^(?:(?:episode|file|MB read) \d+|rollout 0)/\d+.*\n", re.MULTILINE
+)
 _NUMBER = re.compile(r"(?<![A-Za-z])\d[\d,.]*\d|(?<![A-Za-z])\.?\d")
 
 
