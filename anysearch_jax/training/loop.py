@@ -223,7 +223,7 @@ class Trainer:
         retriever=retriever,
         timeline=self._timeline,
       )
-    # As of the last trained rollout; the sampler's own may be ahead.
+    # As of the last trained rollout; the sampler's own may be queue.
     self._sampler_state = sampler.initial(config)
     self._monitor = health.HealthMonitor(
       config.watch, stream=self._stream, curriculum=config.curriculum
@@ -314,15 +314,15 @@ class Trainer:
       on_start(first, changes)
       if writer:
         writer.keep_before(first)
-      with self._ahead(first, stored) as ahead:
+      with self._open_queue(first, stored) as queue:
         for rollout in range(first, rollouts):
           try:
-            sampled = self._take(rollout, ahead)
-            steps, values = self._train(rollout, sampled, ahead)
+            sampled = self._take(rollout, queue)
+            steps, values = self._train(rollout, sampled, queue)
           except _StoppedError as stopped:
             # A checkpoint with this number is from the rollout's start.
             if not checkpoints.has(rollout):
-              saved = self._saved(rollout, ahead, *stopped.args)
+              saved = self._saved(rollout, queue, *stopped.args)
               checkpoints.save(saved, -math.inf)
             return False
           except (health.FailedEpisodesError, types.EngineError):
@@ -334,7 +334,7 @@ class Trainer:
             raise
           if writer:
             writer.write(int(values["step"]), values, steps)
-          self._save_if_due(rollout, sampled, values, checkpoints, ahead)
+          self._save_if_due(rollout, sampled, values, checkpoints, queue)
           on_event(Event(rollout, rollouts, values))
     metrics.export(
       self._folder,
@@ -346,10 +346,13 @@ class Trainer:
     )
     return True
 
-  def _ahead(
+  def _open_queue(
     self, first: int, stored: collection.StoredRollouts | None
   ) -> pipeline.Pipeline:
-    """Returns what samples from `first` on, given what is sampled already."""
+    """Returns the pipeline that samples the rollouts from `first` on.
+
+    `stored` has the rollouts that were sampled before, from `first` on.
+    """
     driver = self._sampler
     ready = []
     if driver is not None:
@@ -389,7 +392,7 @@ class Trainer:
     return self._learner.scores(self._fingerprint)
 
   def _take(
-    self, rollout: int, ahead: pipeline.Pipeline
+    self, rollout: int, queue: pipeline.Pipeline
   ) -> sampler.ScoredRollout | None:
     """Waits until a rollout is sampled, and checks its episodes and tokens.
 
@@ -397,10 +400,10 @@ class Trainer:
     """
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
-    ahead.fill(rollout, self._published, self._phases.sample)
-    if not ahead.wait(self._stopping.is_set):
+    queue.fill(rollout, self._published, self._phases.sample)
+    if not queue.wait(self._stopping.is_set):
       raise _StoppedError
-    sampled = ahead.take()
+    sampled = queue.take()
 
     def check() -> None:
       assert sampled is not None
@@ -416,7 +419,7 @@ class Trainer:
     self,
     rollout: int,
     sampled: sampler.ScoredRollout | None,
-    ahead: pipeline.Pipeline,
+    queue: pipeline.Pipeline,
   ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Trains on a rollout; returns the metrics of its steps, and its own."""
     self._phases.train(rollout)
@@ -437,7 +440,7 @@ class Trainer:
         )
         steps.append(values)
         self._stepped = True
-        ahead.check()
+        queue.check()
         is_last = len(steps) == steps_per_rollout
         if stoppable and self._stopping.is_set() and not is_last:
           raise _StoppedError(sampled, steps)
@@ -445,7 +448,7 @@ class Trainer:
       self._sampler_state = sampled.state
     if self._level:
       # Publish before computing metrics, so that the sampler does not wait.
-      ahead.fill(rollout + 1, self._published)
+      queue.fill(rollout + 1, self._published)
     seconds = timeline_lib.metrics(self._timeline.take(rollout))
 
     def measure() -> dict[str, float]:
@@ -512,7 +515,7 @@ class Trainer:
     sampled: sampler.ScoredRollout | None,
     values: dict[str, float],
     checkpoints: checkpoint.Checkpoints,
-    ahead: pipeline.Pipeline,
+    queue: pipeline.Pipeline,
   ) -> None:
     """Saves a checkpoint and records trajectories, if it is time for them."""
     config = self._config
@@ -530,14 +533,14 @@ class Trainer:
       self._record(f"rollout-{rollout:05d}", sampled)
     if is_due or is_late:
       self._pace.saved()
-      saved = self._saved(next_rollout, ahead)
+      saved = self._saved(next_rollout, queue)
       with self._timeline.span(next_rollout, timeline_lib.TRAINER, "save"):
         checkpoints.save(saved, quality)
 
   def _saved(
     self,
     rollout: int,
-    ahead: pipeline.Pipeline | None = None,
+    queue: pipeline.Pipeline | None = None,
     unfinished: sampler.ScoredRollout | None = None,
     steps: Sequence[dict[str, float]] = (),
   ) -> checkpoint.Saved:
@@ -545,14 +548,14 @@ class Trainer:
 
     Args:
       rollout: the next one to train on, or the one in training.
-      ahead: has the rollouts to store; None stores no rollout.
+      queue: has the rollouts to store; None stores no rollout.
       unfinished: the rollout in training.
       steps: metrics of the optimizer steps that were taken in it.
     """
     # After a resume these rollouts could not be sampled again: the checkpoint
     # has the current weights only, and they use older ones.
     version = rollout if unfinished is None else rollout + 1
-    played = ahead.sampled_before(version) if ahead else []
+    played = queue.sampled_before(version) if queue else []
     if unfinished is not None:
       played.insert(0, unfinished)
 

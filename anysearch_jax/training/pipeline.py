@@ -37,7 +37,7 @@ _POLL = 0.1  # Seconds between looks for a stop while waiting.
 _PATIENCE = 30.0  # Seconds that a stop waits for the thread.
 
 
-class Ahead(NamedTuple):
+class QueuedRollout(NamedTuple):
   """A rollout that is queued or sampled, and not taken by training yet.
 
   Attributes:
@@ -85,18 +85,18 @@ class Pipeline:
     self._timeline = timeline
     self._end = rollouts
     self._level = level
-    self._ahead: deque[Ahead] = deque()
+    self._queued: deque[QueuedRollout] = deque()
     for sampled in ready:
       future: concurrent.futures.Future[sampler_lib.ScoredRollout]
       future = concurrent.futures.Future()
       future.set_result(sampled)
-      self._ahead.append(Ahead(sampled.rollout, first - 1, future))
-    self._next = processes.on_main(lambda: first + len(self._ahead))
+      self._queued.append(QueuedRollout(sampled.rollout, first - 1, future))
+    self._next = processes.on_main(lambda: first + len(self._queued))
     self._published = 0  # The version of the engine's weights.
     # (rollout, what hands its weights over or waits for that; None if the
     # engine has them by then). A None job ends the thread.
     self._jobs: queue.SimpleQueue[
-      tuple[Ahead, Callable[[], object] | None] | None
+      tuple[QueuedRollout, Callable[[], object] | None] | None
     ] = queue.SimpleQueue()
     # With `partial`, hands weights over while the sampler samples.
     self._hander = concurrent.futures.ThreadPoolExecutor(1) if partial else None
@@ -137,9 +137,9 @@ class Pipeline:
     prepare(self._next)
     if self._sampler is not None:
       for rollout in range(self._next, end):
-        ahead = Ahead(rollout, version, concurrent.futures.Future())
-        self._ahead.append(ahead)
-        self._jobs.put((ahead, hand_over))
+        queued = QueuedRollout(rollout, version, concurrent.futures.Future())
+        self._queued.append(queued)
+        self._jobs.put((queued, hand_over))
         hand_over = None
     self._next = end
 
@@ -182,7 +182,7 @@ class Pipeline:
     """
     if self._sampler is None:
       return None
-    return self._ahead.popleft().sampled.result(timeout=0)
+    return self._queued.popleft().sampled.result(timeout=0)
 
   def sampled_before(self, version: int) -> list[sampler_lib.ScoredRollout]:
     """Waits for the queued rollouts with weights older than `version`.
@@ -194,16 +194,16 @@ class Pipeline:
       The rollouts, where there is a sampler. They end before one that an outage
       prevented; `wait` raises the error.
     """
-    older = [ahead for ahead in self._ahead if ahead.version < version]
+    older = [queued for queued in self._queued if queued.version < version]
     rollouts: list[sampler_lib.ScoredRollout] = []
 
     def is_waiting() -> bool:
       rollouts.clear()
       with contextlib.suppress(types.EngineError):
-        for ahead in older:
-          if not self._is_sampled(ahead):
+        for queued in older:
+          if not self._is_sampled(queued):
             return True
-          rollouts.append(ahead.sampled.result(timeout=0))
+          rollouts.append(queued.sampled.result(timeout=0))
       return False
 
     with self._waiting():
@@ -219,9 +219,9 @@ class Pipeline:
 
     def look() -> None:
       with contextlib.suppress(types.EngineError):
-        for ahead in self._ahead:
-          if ahead.sampled.done():
-            ahead.sampled.result(timeout=0)
+        for queued in self._queued:
+          if queued.sampled.done():
+            queued.sampled.result(timeout=0)
 
     processes.on_main(look)
 
@@ -247,7 +247,7 @@ class Pipeline:
   @contextlib.contextmanager
   def _waiting(self) -> Iterator[None]:
     """Records that training waits for a rollout, where there is one."""
-    rollout = self._ahead[0].rollout if self._ahead else self._next
+    rollout = self._queued[0].rollout if self._queued else self._next
     with self._timeline.span(rollout, timeline_lib.TRAINER, "idle"):
       yield
 
@@ -259,29 +259,29 @@ class Pipeline:
     """
     if self._sampler is None:
       return False
-    ahead = self._ahead[0]
-    if not self._is_sampled(ahead):
-      concurrent.futures.wait([ahead.sampled], timeout=seconds)
-    if not self._is_sampled(ahead):
+    queued = self._queued[0]
+    if not self._is_sampled(queued):
+      concurrent.futures.wait([queued.sampled], timeout=seconds)
+    if not self._is_sampled(queued):
       return False
-    ahead.sampled.result(timeout=0)
+    queued.sampled.result(timeout=0)
     return True
 
-  def _is_sampled(self, ahead: Ahead) -> bool:
+  def _is_sampled(self, queued: QueuedRollout) -> bool:
     """Returns whether a rollout is sampled, or failed."""
     alive = self._together or self._thread.is_alive()
-    if not alive and not ahead.sampled.done():
+    if not alive and not queued.sampled.done():
       raise RuntimeError(
-        f"The sampler's thread ended before rollout {ahead.rollout}."
+        f"The sampler's thread ended before rollout {queued.rollout}."
       )
-    return ahead.sampled.done()
+    return queued.sampled.done()
 
   def _play(self) -> None:
     """Samples the next rollout in this thread, and raises its exception."""
-    ahead = self._ahead[0]
-    while not ahead.sampled.done():
+    queued = self._queued[0]
+    while not queued.sampled.done():
       self._run_job()
-    ahead.sampled.result(timeout=0)
+    queued.sampled.result(timeout=0)
 
   def _work(self) -> None:
     """Runs jobs until the last one, or an error."""
