@@ -181,7 +181,7 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
 
   Args:
     text: caps with their units, each unit once; or a number of searches.
-    prices: what is charged if dollars are assigned.
+    prices: charged if dollars are assigned.
 
   Raises:
     ValueError: the text has another form, or a cap is out of range.

@@ -123,7 +123,7 @@ def read_flags(
   config = dataclasses.replace(config, policy=chosen.name)
   config = served(config, f.sglang)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
-  validation.check(config, trains=False, samples=chosen.local)
+  validation.check_settings(config, trains=False, samples=chosen.local)
   retrievers.validate(config.retrieval)
   if chosen.kind != "openai":
     return config, chosen

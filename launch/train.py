@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError("--output: found nothing, expected a folder.")
   config = launch_flags.read_config()
   # Reads the values alone, so a wrong one is refused before JAX is imported.
-  validation.check(config)
+  validation.check_settings(config)
   retrievers.validate(config.retrieval)
   if flags.FLAGS.dry_run:
     dry_run(config)
@@ -286,7 +286,7 @@ def _begin(
   a, codec = policies.describe(config)
   jax_setup.refuse_cpu(a, allow=flags.FLAGS.allow_cpu)
   check_alone(config.sglang)
-  placement.check(a, config)
+  placement.check_devices(a, config)
   source = parts.source(config)
   questions = _questions(config, source)
   if systems.get(config.method.name).steps is not None:

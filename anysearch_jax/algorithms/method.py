@@ -1,4 +1,4 @@
-"""The type of a compared system, and what its reward sees.
+"""The type of a compared system, and the outcomes that its reward reads.
 
 A `Method` holds what differs between systems: environments, reward and
 training settings. All systems share the driver, the engines, the train step

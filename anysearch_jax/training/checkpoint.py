@@ -217,7 +217,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     }
     pending = None
     if (folder / "pending").is_dir():
-      tokens = collection.pack(()).tokens
+      tokens = collection.serialize(()).tokens
       if (folder / "tokens").is_dir():
         with ocp.StandardCheckpointer() as reader:
           tokens = reader.restore(folder / "tokens")

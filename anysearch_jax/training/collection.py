@@ -1,8 +1,8 @@
 """Collects a rollout.
 
-Where several processes sample, each one plays a share and then has all of it.
-Every random draw is addressed by rollout, question and sample, so it does not
-matter which process plays which question.
+If several processes sample, each one plays a share of a rollout, and all of
+them get the whole rollout. Every random draw is addressed by rollout, question
+and sample, so it does not matter which process plays which question.
 
 With `pipeline.extra_groups` a rollout plays that many more questions than it
 keeps, and cancels the slowest groups (stragglers), which is biased against long
@@ -159,10 +159,12 @@ class Collector:
       scope,
     )
     shares: list[RolloutBatch] = []
-    for packed in processes.all_gather(lambda: pack([self._share(playing)])):
+    for packed in processes.all_gather(
+      lambda: serialize([self._share(playing)])
+    ):
       # Tuples of other processes arrive as lists.
       stored = StoredRollouts(*packed)
-      shares += unpack(stored, self.stream.question)
+      shares += deserialize(stored, self.stream.question)
     return self._merged(assignments, shares)
 
   def _share(self, playing: loop.Work[driver.Rollout]) -> RolloutBatch:
@@ -303,8 +305,8 @@ class StoredRollouts(NamedTuple):
   tokens: dict[str, np.ndarray]
 
 
-def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
-  """Serializes rollouts; `unpack` restores them."""
+def serialize(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
+  """Serializes rollouts; `deserialize` restores them."""
   trajectories: list[types.Trajectory] = []
   group_values: list[list[dict[str, Any]] | None] = []
   rollout_values = []
@@ -341,13 +343,13 @@ def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   return StoredRollouts(values, tokens)
 
 
-def unpack(
+def deserialize(
   stored: StoredRollouts, question: Callable[[int, int], types.Question]
 ) -> list[RolloutBatch]:
-  """Restores rollouts that `pack` serialized.
+  """Restores rollouts that `serialize` serialized.
 
   Args:
-    stored: what `pack` returned.
+    stored: what `serialize` returned.
     question: returns the question at (rollout, index in the rollout).
   """
   arrays = {name: np.asarray(x) for name, x in stored.tokens.items()}

@@ -261,7 +261,7 @@ class Learner:
           rows._replace(exact=x) for rows, x in zip(placed, arrays)
         )
       self.state, values = self._step(self.state, self._reference, placed)
-      yield ppo.metrics(metrics.of_step(jax.device_get(values)))
+      yield ppo.metrics(metrics.plain_values(jax.device_get(values)))
 
   def speed(
     self, packed: Sequence[batching.HostBatch], seconds: float

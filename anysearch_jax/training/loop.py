@@ -224,7 +224,7 @@ class Trainer:
         timeline=self._timeline,
       )
     # As of the last trained rollout; the sampler's own may be queue.
-    self._sampler_state = sampler.initial(config)
+    self._sampler_state = sampler.initial_state(config)
     self._monitor = health.HealthMonitor(
       config.watch, stream=self._stream, curriculum=config.curriculum
     )
@@ -409,7 +409,7 @@ class Trainer:
       assert sampled is not None
       self._monitor.collected(rollout, sampled.counted)
       ages = sampler.token_ages(rollout, sampled.scored.groups)
-      if stale := sampler.stale(rollout, ages, bound=self._level):
+      if stale := sampler.describe_stale(rollout, ages, bound=self._level):
         raise sampler.StaleError(stale)
 
     processes.on_main(check)
@@ -563,7 +563,7 @@ class Trainer:
       state = self._sampler_state
       pending: list[Any] = []
       if played:
-        pending.extend(collection.pack([s.collected for s in played]))
+        pending.extend(collection.serialize([s.collected for s in played]))
       return {
         "curriculum": [*map(np.asarray, jax.device_get(state.curriculum))],
         "counters": {group: dict(c) for group, c in state.counters.items()},
@@ -644,7 +644,7 @@ class Trainer:
     stored = saved.pending
     learning = config_settings.describe(changes, config_settings.Kind.LEARNING)
     if stored is not None and learning:
-      self._sampler_state = sampler.discarded(
+      self._sampler_state = sampler.count_discarded(
         self._sampler_state,
         f"Found {learning}.",
         stale_rollouts=len(stored.values["rollouts"]),

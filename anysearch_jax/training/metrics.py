@@ -135,7 +135,7 @@ def over_steps(
   return values
 
 
-def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+def plain_values(values: Mapping[str, np.ndarray]) -> dict[str, float]:
   """Converts the metrics of an optimizer step to plain numbers.
 
   `loss/logp_difference_counts`, if present, becomes `loss/logp_difference_p50`

@@ -3,13 +3,13 @@
 With `async_level` n, rollout k + n is sampled with the weights from before
 training on rollout k (docs/rollouts.md). All tokens of a rollout come from one
 version of the weights, so the samples depend on the level and not on which
-thread is faster. With `partial`, the rollout that is being sampled goes on with
-new weights as soon as they are there.
+thread is faster. With `partial`, the rollout that is being sampled continues
+with new weights as soon as they are published.
 
-With several processes the first one drives: it has the sampler, whose thread
-makes no collective, and the others learn in the threads that train what it has
-sampled. Where each process has an engine of its own, all of them sample, in the
-threads that train.
+With several processes, the first one drives: it alone has the sampler, whose
+thread makes no collective. All processes train on the rollouts that it sampled.
+If each process has an in-process engine, all of them sample, in the threads
+that train.
 
 Published weights are kept here until the sampler needs them. If sampling is
 slower than training, that is up to n copies beside the engine's own.

@@ -161,7 +161,7 @@ def _gathered(x: jax.Array) -> np.ndarray | None:
   return gathered
 
 
-def check(
+def check_devices(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> None:
   """Checks that the devices can train and sample, before weights are read.

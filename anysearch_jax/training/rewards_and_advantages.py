@@ -141,7 +141,7 @@ def score(
     steps = {place: method.steps(t) for place, t in trajectories.items()}
   turns: dict[Place, np.ndarray] = {}
   if advantages is not None:
-    turns = turn_advantages.of_turns(
+    turns = turn_advantages.added_advantages(
       trajectories,
       rewards["total"],
       advantages,
@@ -209,7 +209,7 @@ def _advantage(
   turns = experience.turns.get(place)
   if turns is None or not turns.any():
     return advantage
-  return turn_advantages.of_tokens(trajectory, advantage, turns)
+  return turn_advantages.token_advantages(trajectory, advantage, turns)
 
 
 def _token_rewards(

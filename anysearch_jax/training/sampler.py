@@ -85,7 +85,7 @@ class HandedOver(NamedTuple):
   scores: np.ndarray
 
 
-def initial(config: config_lib.ExperimentConfig) -> SamplerState:
+def initial_state(config: config_lib.ExperimentConfig) -> SamplerState:
   """Returns the state before the first rollout."""
   return SamplerState(
     curriculum_lib.init(config.curriculum, config.seed),
@@ -135,7 +135,7 @@ class Sampler:
     retriever: types.Retriever,
     timeline: timeline_lib.Timeline,
   ):
-    self.state = initial(config)
+    self.state = initial_state(config)
     self._config = config
     self._curriculum = config.curriculum
     self._engine = engine
@@ -239,7 +239,7 @@ class Sampler:
     later budgets depend on its outcomes.
     """
     stream = self._collector.stream
-    played = collection.unpack(packed, stream.question)
+    played = collection.deserialize(packed, stream.question)
     ready: list[ScoredRollout] = []
     max_failed = self._config.watch.max_failed
     for rollout, collected in enumerate(played, start=first):
@@ -247,12 +247,16 @@ class Sampler:
       if outage := health.outage(
         rollout, collected, stream=stream, max_failed=max_failed
       ):
-        self.state = discarded(self.state, outage, failed_rollouts=remaining)
+        self.state = count_discarded(
+          self.state, outage, failed_rollouts=remaining
+        )
         break
       ages = token_ages(rollout, collected.groups)
-      if stale(rollout, ages, bound=self._config.pipeline.async_level):
+      if describe_stale(rollout, ages, bound=self._config.pipeline.async_level):
         reason = f"Rollout {rollout} is older than pipeline.async_level allows."
-        self.state = discarded(self.state, reason, stale_rollouts=remaining)
+        self.state = count_discarded(
+          self.state, reason, stale_rollouts=remaining
+        )
         break
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready
@@ -337,7 +341,9 @@ class Sampler:
     )
 
 
-def discarded(state: SamplerState, reason: str, **counts: int) -> SamplerState:
+def count_discarded(
+  state: SamplerState, reason: str, **counts: int
+) -> SamplerState:
   """Logs why stored rollouts are sampled again, and counts them."""
   _log.warning(
     "%s Sampling again with the checkpoint's weights: stored rollouts from "
@@ -438,7 +444,7 @@ def token_ages(
   return rollout - np.concatenate([np.zeros(0, np.int32), *versions])
 
 
-def stale(rollout: int, ages: np.ndarray, *, bound: int) -> str:
+def describe_stale(rollout: int, ages: np.ndarray, *, bound: int) -> str:
   """Returns why a rollout's tokens must not be trained on, or "".
 
   The sentence names the oldest version or, if a version is newer than the

@@ -126,7 +126,7 @@ def metrics(
   """Returns speed, padding and, if the devices' peak is known, MFU.
 
   Args:
-    work: what was computed.
+    work: the tokens that were trained on.
     flops: its model FLOPs, see `model_flops`.
     seconds: duration of the training, on host and devices.
     devices: of one kind; MFU is the share of their bfloat16 peak.

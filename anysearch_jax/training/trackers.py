@@ -148,7 +148,7 @@ class Sender:
       )
 
   def _send(self) -> None:
-    """Sends what is queued, up to the status that ends the run."""
+    """Sends the queued records, up to the status that ends the run."""
     item = None
     warned = False
     while not isinstance(item, str):

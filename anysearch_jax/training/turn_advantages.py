@@ -41,7 +41,7 @@ Place = types.Place
 _Point = tuple[tuple[tuple[str, str], ...], ...]
 
 
-def of_turns(
+def added_advantages(
   trajectories: Mapping[Place, types.Trajectory],
   totals: np.ndarray,
   advantages: np.ndarray,
@@ -53,7 +53,7 @@ def of_turns(
   ]
   | None = None,
 ) -> dict[Place, np.ndarray]:
-  """Returns what is added to a trajectory's advantage in each of its turns.
+  """Returns the advantages to add to a trajectory's own in each of its turns.
 
   Args:
     trajectories: the valid ones.
@@ -66,13 +66,13 @@ def of_turns(
     float32 `[searches]` by trajectory, or `[searches + 1]` with baselines of
     turns; nothing if all turns have the trajectory's advantage.
   """
-  added = of_searches(steps, totals.shape, config=config) if steps else {}
+  added = search_advantages(steps, totals.shape, config=config) if steps else {}
   if system_turns is not None:
     relative = system_turns(trajectories)
   elif config.baseline == "group":
     return added
   else:
-    relative = against_others(trajectories, totals, config=config)
+    relative = peer_advantages(trajectories, totals, config=config)
   result = {}
   for place, turns in relative.items():
     result[place] = (turns - advantages[place]).astype(np.float32)
@@ -81,7 +81,7 @@ def of_turns(
   return result
 
 
-def of_searches(
+def search_advantages(
   steps: Mapping[Place, np.ndarray],
   shape: tuple[int, int],
   *,
@@ -121,7 +121,7 @@ def of_searches(
   }
 
 
-def of_tokens(
+def token_advantages(
   trajectory: types.Trajectory, outcome: float, turns: np.ndarray
 ) -> np.ndarray:
   """Returns the advantage of each token of a trajectory, float32 `[T]`.
@@ -144,7 +144,7 @@ def of_tokens(
   return advantages
 
 
-def against_others(
+def peer_advantages(
   trajectories: Mapping[Place, types.Trajectory],
   totals: np.ndarray,
   *,

@@ -1,9 +1,9 @@
 """Refuses configurations that cannot run, before anything is made.
 
-`check` imports nothing that computes, so a command can call it first. What the
-configuration does not decide is checked when it is known: `check_prompts` by
-the questions and the tokenizer, `placement.check` by the policy's architecture
-and the devices.
+`check_settings` imports nothing that computes, so a command can call it first.
+Later checks need more than the configuration: `check_prompts` the questions and
+the tokenizer, `placement.check_devices` the policy's architecture and the
+devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
   from anysearch_jax.algorithms import method as method_lib
 
 
-def check(
+def check_settings(
   config: config_lib.ExperimentConfig,
   *,
   trains: bool = True,
@@ -82,13 +82,13 @@ def validate(
 ) -> None:
   """Checks a configuration with its environment, engine and reward.
 
-  It needs no device; `check` has passed.
+  It needs no device; `check_settings` has passed.
 
   Args:
     config: the configuration.
     environment: the one that episodes are played in.
     method: the system that is trained; None trains none.
-    samples: as for `check`.
+    samples: as for `check_settings`.
     processes: number of processes that train together.
 
   Raises:
