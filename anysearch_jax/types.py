@@ -78,7 +78,15 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-  """One passage: `title` is its first line, unchanged, including any quotes."""
+  """One passage of a corpus.
+
+  Attributes:
+    id: names it within the corpus.
+    title: its first line, unchanged, including any quotes.
+    text: the rest.
+    score: of the retriever; larger is better.
+    source: its place in a document.
+  """
 
   id: str
   title: str
@@ -95,14 +103,18 @@ class Passage:
 class Observation(NamedTuple):
   """What a charged call of a tool showed.
 
-  argument: the query, or what the call named.
-  turn: index of the turn that called; -1 if an old file does not tell.
-  passages: those shown, in order; none of a call whose passages had no room.
-  tokens: number of tokens of the call, from its opening mark on, which are the
-    last ones of its turn; 0 if an old file does not tell.
-  numbers: by which an answer can cite the passages; () if it cannot.
-  answer: what the policy would have answered if its budget had ended here;
-    None if it was not asked for that (`Method.step`), or gave no answer.
+  Attributes:
+    tool: name of the tool.
+    argument: the query, or the address that the call named.
+    turn: index of the turn that called; -1 if an old file does not have it.
+    passages: the passages that were shown, in order; () if the context had no
+      room for them.
+    tokens: number of tokens of the call, from its opening mark on, which are
+      the last ones of its turn; 0 if an old file does not have it.
+    numbers: the numbers by which an answer can cite the passages; () if it
+      cannot.
+    answer: what the policy would have answered if its budget had ended here;
+      None if it was not asked for that (`Method.step`), or gave no answer.
   """
 
   tool: str
@@ -127,8 +139,16 @@ class Address(NamedTuple):
 
   Every random draw of an episode uses `fold_in(seed, (rollout, question,
   attempt, sample, turn))`, so it does not depend on what else runs at the same
-  time. `variant` is not folded in: it distinguishes episodes that share their
-  random numbers.
+  time.
+
+  Attributes:
+    rollout: index of the rollout; in an evaluation, its seed.
+    question: index of the question in the rollout; in an evaluation, a hash of
+      its id.
+    sample: index in the group.
+    attempt: number of earlier attempts at the group, which failed.
+    variant: distinguishes episodes that share their random numbers; it is not
+      folded in.
   """
 
   rollout: int
@@ -161,6 +181,10 @@ class Trajectory:
   """One finished episode, token in and token out.
 
   Attributes:
+    address: its position in the run.
+    question: the question.
+    budget: searches assigned, >= 0.
+    scaffold: whether the budget was stated before each turn.
     token_ids: int32 `[T]`, prompt and response as the engine saw them.
     authors: int8 `[T]`, `Author` of each token.
     logps: float32 `[T]`, log-probabilities under the behaviour policy, which
@@ -172,6 +196,7 @@ class Trajectory:
       branches that were left, of an episode that branches.
     queries: the charged queries of `spans` in order.
     violation: whether the policy tried to search beyond the budget.
+    outcome: how the episode ended.
     reason: why a `FAILED` episode failed, or which limit truncated a
       `TRUNCATED` one; "" otherwise.
     observations: what each charged search showed, as values; the text is in
@@ -232,7 +257,15 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """The G trajectories of one question under one budget, in sample order."""
+  """The G trajectories of one question under one budget, in sample order.
+
+  Attributes:
+    question: the question.
+    budget: searches assigned, >= 0.
+    scaffold: whether the budget was stated before each turn.
+    trajectories: one for each sample.
+    caps: the caps besides searches.
+  """
 
   question: Question
   budget: int

@@ -187,9 +187,6 @@ class Method:
       replace.
     constants: returns the part of a configuration that `reward` and `steps`
       get as their second argument; the default is all of it.
-    options: a frozen dataclass with the defaults of the system's own options,
-      which `method.options` sets; `reward` and `steps` get it in place of
-      `constants`. None: the system has none.
     reward: maps the outcomes of groups to float32 arrays `[..., G]` by name;
       `total` is the reward, the others are its terms. None if the system is
       not trained.
@@ -210,6 +207,9 @@ class Method:
       trajectories, float32 `[searches + 1]`, the last one that of what follows
       the last search. None: `objective.baseline` says how they are made.
     step: in training, in place of the environment's `step`.
+    options: a frozen dataclass with the defaults of the system's own options,
+      which `method.options` sets; `reward` and `steps` get it in place of
+      `constants`. None: the system has none.
   """
 
   name: str

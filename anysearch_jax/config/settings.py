@@ -370,7 +370,13 @@ def with_options(defaults: T, assignments: Iterable[str], *, path: str) -> T:
 
 
 class Change(NamedTuple):
-  """A setting that differs; `old` and `new` are JSON values."""
+  """A setting that differs from that of an earlier start.
+
+  Attributes:
+    path: its dotted path.
+    kind: says whether it may change.
+    old, new: its values, as JSON.
+  """
 
   path: str
   kind: Kind

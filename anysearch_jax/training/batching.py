@@ -48,15 +48,30 @@ ArrayT = TypeVar("ArrayT", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
 class Rows(NamedTuple, Generic[ArrayT]):
-  """Micro-batches of one row length; all arrays but `used` are `[A, B, T]`.
+  """Micro-batches of one row length; arrays are `[A, B, T]`.
 
-  Index t is the prediction of `targets[t]` from `tokens[..t]`, to which
-  `behaviour_logp`, `old_logp`, `advantage` and `weight` belong. `old_logp`
-  equals `behaviour_logp` until the trainer replaces it by its own or by `OWN`.
-  `reward` is packed only for a critic; before the first step the trainer
-  replaces it by `advantage`, `old_value` and `returns`. `experts`, of `tokens`,
-  `[A, B, T, L, K]`, is packed only if choices of experts are recorded. `exact`,
-  with `engine.exact`, are log-probabilities by the engine's program.
+  Index t is the prediction of `targets[t]` from `tokens[..t]`. A is the number
+  of micro-batches.
+
+  Attributes:
+    tokens: int32, ids.
+    targets: int32, the id after each of `tokens`.
+    positions: int32, index of the token in its trajectory.
+    segment_ids: int32, from 1 in each row; 0 is padding.
+    behaviour_logp: log-probability of the target when it was sampled.
+    old_logp: the same under the old policy. It equals `behaviour_logp` until
+      the trainer replaces it by its own or by `OWN`.
+    advantage: of the target.
+    weight: of the target in the loss; 0 if the model did not write it.
+    used: int32 `[]`, number of micro-batches that hold tokens.
+    reward: of the target; packed only for a critic. Before the first step, the
+      trainer replaces it by `advantage`, `old_value` and `returns`.
+    old_value: the critic's value before the rollout's first step.
+    returns: the critic's target.
+    experts: `[A, B, T, L, K]`, experts of `tokens`; packed only if choices of
+      experts are recorded.
+    exact: log-probability of the target by the engine's program, with
+      `engine.exact`.
   """
 
   tokens: ArrayT
@@ -67,7 +82,7 @@ class Rows(NamedTuple, Generic[ArrayT]):
   old_logp: ArrayT
   advantage: ArrayT
   weight: ArrayT
-  used: ArrayT  # int32 [], number of micro-batches that hold tokens.
+  used: ArrayT
   reward: ArrayT | None = None
   old_value: ArrayT | None = None
   returns: ArrayT | None = None

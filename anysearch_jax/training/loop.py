@@ -49,7 +49,13 @@ _FIRST_HANG = 7200.0
 
 
 class Event(NamedTuple):
-  """Reports that a rollout was trained on; `values` are its metrics."""
+  """Reports that a rollout was trained on.
+
+  Attributes:
+    rollout: its number, from 0.
+    rollouts: number of rollouts of the training.
+    values: its metrics.
+  """
 
   rollout: int
   rollouts: int

@@ -23,7 +23,13 @@ WEIGHTS = "weights"
 
 
 class Span(NamedTuple):
-  """Something that lasted from `start` to `end`, in seconds of one clock."""
+  """A part of a rollout's time.
+
+  Attributes:
+    track: one of this module's.
+    name: of the work, such as `train`.
+    start, end: seconds of one clock.
+  """
 
   track: str
   name: str
