@@ -57,7 +57,7 @@ class DataConfig:
   """`world`, generated; `prepared`, a folder of launch.prepare_data; or
   `file.py:NAME`, a function of yours that returns a split's questions."""
   path: str = placement("")
-  """That folder; to evaluate, also a file of questions."""
+  """Folder of `prepared` questions; for an evaluation, also a file of them."""
   world_seed: int = identity(0, at_least(0))
   """Seed of the generated world."""
   world_reliability: float = identity(0.0, SHARE)
@@ -130,7 +130,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WatchConfig:
-  """What stops a run, and what it warns about."""
+  """Limits at which a run stops or warns."""
 
   bad_steps: int = placement(3, at_least(1))
   """The run stops after this many consecutive optimizer steps whose loss or
@@ -184,8 +184,8 @@ class ExperimentConfig:
   group: int = identity(5, at_least(1))
   """Trajectories of each question."""
   searchless: int = identity(0, at_least(0))
-  """The last so many of these are played with a budget of 0. They are a group
-  of their own where advantages are compared."""
+  """Number of these, the last ones, that are played with a budget of 0. They
+  are a group of their own when advantages are computed."""
   save_every: int = placement(20, at_least(1))
   """Rollouts between checkpoints (and recorded trajectories)."""
   save_minutes: float = placement(30.0, at_least(0))
