@@ -101,14 +101,14 @@ def read_architecture(policy: str):
   Raises:
     ValueError: the folder has no config.json and the name is unknown.
   """
-  from anysearch_jax.policy import architecture
+  from anysearch_jax.policy import hf_architecture
 
   for path in (
     pathlib.Path(policy) / "config.json",
     _SHAPES / f"{pathlib.Path(policy).name}.json",
   ):
     if path.is_file():
-      return architecture.from_hf(json_files.read(path))
+      return hf_architecture.from_hf(json_files.read(path))
   known = ", ".join(sorted(path.stem for path in _SHAPES.glob("*.json")))
   raise ValueError(
     f"policy: {policy!r} is no folder with a config.json, nor one of {known} "

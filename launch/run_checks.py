@@ -94,7 +94,7 @@ class Checks:
     """Architecture and tokenizer; of the weights only the headers are read."""
     a, codec = policies.describe(self.config)
     held = tensor_files.headers(self.config.policy)
-    wanted = {name for row in table.base_rows(a) for name in row.names()}
+    wanted = {name for row in table.base_rows(a) for name in row.tensor_names()}
     if missing := sorted(wanted - held.keys()):
       raise ValueError(
         f"{self.config.policy}: lacks tensor {missing[0]!r} ({len(missing)} in "

@@ -95,7 +95,7 @@ def write(
         f"{folder} holds other data than these questions prepared this "
         "way; name another --output, or remove it."
       )
-  with hf.appears_whole(folder) as beside:
+  with hf.atomic_directory(folder) as beside:
     for name, content in contents.items():
       (beside / name).write_bytes(content)
     (beside / MANIFEST).write_text(text)

@@ -332,7 +332,7 @@ def serialize(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   }
   recorded = [t.experts for t in trajectories if t.experts is not None]
   if recorded:
-    unknown = functools.partial(experts.unknown, like=recorded[0])
+    unknown = functools.partial(experts.unrecorded, like=recorded[0])
     tokens["experts"] = np.concatenate(
       [
         unknown(len(t.token_ids)) if t.experts is None else t.experts

@@ -173,7 +173,7 @@ class _Plan(NamedTuple):
       "w": jax.P(self.vocab, self.model),
       "t": self.layout.tokens,
     }
-    return self.layout.local(
+    return self.layout.shard_map(
       f, tuple(specs[i] for i in ins), tuple(specs[o] for o in outs)
     )
 
@@ -396,7 +396,7 @@ def _head_gradient(plan: _Plan, d_head):
     d_head = jax.lax.psum_scatter(
       d_head, plan.model, scatter_dimension=1, tiled=True
     )
-  return jax.lax.psum(d_head, plan.layout.other_tokens(plan.model))
+  return jax.lax.psum(d_head, plan.layout.token_axes_without(plan.model))
 
 
 def _first_token_id(plan: _Plan, head) -> jax.Array | int:

@@ -197,7 +197,7 @@ def begin(
     (folder / "trajectories").mkdir(exist_ok=True)
     source = folder / "source"
     if not source.is_dir():
-      with hf.appears_whole(source) as temporary:
+      with hf.atomic_directory(source) as temporary:
         hf.save_files(temporary, policy)
     json_files.write(folder / "prompts.json", prompts)
 

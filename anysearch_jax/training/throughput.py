@@ -67,7 +67,7 @@ def count(
     context_lengths = rows.positions[used][real] + 1
     contexts, counts = np.unique(context_lengths, return_counts=True)
     pair_count += float(
-      np.dot(counts, [a.seen(context) for context in contexts])
+      np.dot(counts, [a.mean_attended(context) for context in contexts])
     )
   return Work(tokens, scored, positions, pair_count)
 

@@ -205,20 +205,20 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   """
   family = _FAMILIES[hf["model_type"]]
   known = ("architectures", "model_type", *family.sizes, *family.defaults)
-  hf_config.check(
+  hf_config.check_keys(
     hf, understood=known, harmless=family.harmless, only=family.only
   )
   hf = {**family.defaults, **hf}
   fields: dict[str, Any]
-  hf_config.typed(hf, dict.fromkeys(family.sizes, hf_config.SIZE))
+  hf_config.check_types(hf, dict.fromkeys(family.sizes, hf_config.SIZE))
   fields = {ours: hf[key] for key, ours in family.sizes.items()}
   parts, even = fields["heads"], ""
   if family is _BERT:
-    hf_config.typed(hf, {"layer_norm_eps": hf_config.NUMBER})
+    hf_config.check_types(hf, {"layer_norm_eps": hf_config.NUMBER})
     fields["norm_eps"] = hf["layer_norm_eps"]
     if hf["model_type"] != "bert":
       hf = {"pad_token_id": 1, **hf}
-      hf_config.typed(hf, {"pad_token_id": _PADDING})
+      hf_config.check_types(hf, {"pad_token_id": _PADDING})
       fields["first_position"] = hf["pad_token_id"] + 1
   else:
     fields |= _modernbert(hf, fields["layers"])
@@ -236,15 +236,15 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
   Older files say how many layers have no window, and thetas, by other keys.
   """
-  hf_config.typed(
+  hf_config.check_types(
     hf, dict.fromkeys(_FLAGS, hf_config.SWITCH) | {"norm_eps": hf_config.NUMBER}
   )
   rope = _object(hf, "rope_parameters")
-  hf_config.check(rope, understood=(_WHOLE, _WINDOW), only={})
+  hf_config.check_keys(rope, understood=(_WHOLE, _WINDOW), only={})
   kinds = hf.get("layer_types")
   if kinds is None:
     every = "global_attn_every_n_layers"
-    hf_config.typed(hf, {every: hf_config.SIZE})
+    hf_config.check_types(hf, {every: hf_config.SIZE})
     kinds = [_WINDOW if i % hf[every] else _WHOLE for i in range(layers)]
   each = hf_config.Kind(
     f"{_WHOLE!r} or {_WINDOW!r} for each of {layers} layers",
@@ -254,7 +254,7 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
       and {_WHOLE, _WINDOW}.issuperset(map(str, x))
     ),
   )
-  hf_config.typed({"layer_types": kinds}, {"layer_types": each})
+  hf_config.check_types({"layer_types": kinds}, {"layer_types": each})
   fields: dict[str, Any] = {
     "norm_eps": hf["norm_eps"],
     "windowed": tuple(kind == _WINDOW for kind in kinds),
@@ -263,12 +263,12 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
   for kind, ours in ((_WHOLE, "global"), (_WINDOW, "local")):
     said = _object(rope, kind)
     plain = ("default", None)
-    hf_config.check(
+    hf_config.check_keys(
       said, understood=("rope_theta",), only={"rope_type": plain, "type": plain}
     )
     theta = "rope_theta" if "rope_theta" in said else f"{ours}_rope_theta"
     said = {**hf, **said}
-    hf_config.typed(said, {theta: hf_config.NUMBER})
+    hf_config.check_types(said, {theta: hf_config.NUMBER})
     fields[f"{ours}_theta"] = float(said[theta])
   return fields
 
@@ -276,7 +276,7 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
 def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
   """Returns an object of a config.json, {} if it is missing or null."""
   if hf.get(key) is not None:
-    hf_config.typed(hf, {key: hf_config.OBJECT})
+    hf_config.check_types(hf, {key: hf_config.OBJECT})
   return hf.get(key) or {}
 
 

@@ -30,7 +30,7 @@ from anysearch_jax.launch import (
   train,
 )
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.policy import architecture, hf
+from anysearch_jax.policy import hf, hf_architecture
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 CONFIG = quickstart.get_config()
@@ -180,7 +180,7 @@ def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
 
 @pytest.mark.parametrize("path", sorted(SHAPES.glob("*.json")))
 def test_policy_of_full_size_is_not_for_a_cpu(monkeypatch, path):
-  a = architecture.from_hf(json.loads(path.read_text()))
+  a = hf_architecture.from_hf(json.loads(path.read_text()))
   monkeypatch.setattr(platforms, "has_device", lambda name: name == "cuda")
   with pytest.raises(ValueError, match="has a CUDA device.*--allow_cpu"):
     jax_setup.refuse_cpu(a, allow=False)
