@@ -300,8 +300,8 @@ def _parse(line: bytes, row: int) -> types.Passage:
         f"Found contents {contents[:60]!r}, expected a title, a line end and "
         'the text; a passage without a title has its words in "text".'
       )
-  title, _, text = formats.whole(contents).partition("\n")
-  name = formats.whole(str(name))
+  title, _, text = formats.without_surrogates(contents).partition("\n")
+  name = formats.without_surrogates(str(name))
   return types.Passage(name, title, text, source=source(values))
 
 
@@ -310,4 +310,4 @@ def source(values: Mapping[str, Any]) -> types.Source:
   found: tuple[Any, ...] = tuple(map(values.get, types.Source._fields))
   if tuple(map(type, found)) != (str, int, str):
     return types.Source()
-  return types.Source(formats.whole(found[0]), *found[1:])
+  return types.Source(formats.without_surrogates(found[0]), *found[1:])

@@ -231,7 +231,7 @@ class Episode:
       "dollars": self.cost(),
       "seconds": self.elapsed,
     }
-    return units.left(line, env.units, self.caps, used)
+    return units.state_remaining(line, env.units, self.caps, used)
 
   @property
   def most_tokens(self) -> int:
