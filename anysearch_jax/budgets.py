@@ -48,6 +48,11 @@ class Prices:
     """Returns the cost of these counts; 0 if nothing has a price.
 
     A count without a price adds nothing, even if it is unknown (nan).
+
+    Args:
+      searches: number of searches.
+      input_tokens: tokens that the policy read.
+      output_tokens: tokens that the policy wrote.
     """
     cost: Counts | float = 0.0
     for price, unit, count in (
@@ -68,11 +73,17 @@ class Prices:
   def of_calls(
     self, tools: Sequence[str], *, input_tokens: int, output_tokens: int
   ) -> float:
-    """Returns the cost of calls of these tools, and of tokens."""
-    own = dict(self.tools)
-    priced = sum(own.get(tool, 0.0) for tool in tools) / 1e3
+    """Returns the cost of calls of tools, and of tokens.
+
+    Args:
+      tools: the name of the tool of each call.
+      input_tokens: tokens that the policy read.
+      output_tokens: tokens that the policy wrote.
+    """
+    tool_prices = dict(self.tools)
+    priced = sum(tool_prices.get(tool, 0.0) for tool in tools) / 1e3
     return priced + self.dollars(
-      searches=sum(tool not in own for tool in tools),
+      searches=sum(tool not in tool_prices for tool in tools),
       input_tokens=input_tokens,
       output_tokens=output_tokens,
     )
@@ -121,8 +132,8 @@ class Budget:
   @property
   def caps(self) -> tuple[tuple[str, float], ...]:
     """The caps that are assigned, with their units."""
-    found = ((unit, getattr(self, unit)) for unit in UNITS)
-    return tuple((u, cap) for u, cap in found if cap < getattr(NO_CAPS, u))
+    caps = ((unit, getattr(self, unit)) for unit in UNITS)
+    return tuple((u, cap) for u, cap in caps if cap < getattr(NO_CAPS, u))
 
   @property
   def beyond_searches(self) -> Budget:
@@ -152,9 +163,9 @@ def of(budget: Assigned) -> Budget:
 
 def from_record(values: Mapping[str, Any]) -> Budget:
   """Returns the budget of `Budget.record`, maybe after JSON."""
-  known = values.get("prices", {})
-  tools = tuple((name, price) for name, price in known.get("tools", ()))
-  prices = Prices(**{**known, "tools": tools})
+  prices_record = values.get("prices", {})
+  tools = tuple((name, price) for name, price in prices_record.get("tools", ()))
+  prices = Prices(**(prices_record | {"tools": tools}))
   caps = {unit: values[unit] for unit in UNITS if unit in values}
   return Budget(**caps, prices=prices)
 
@@ -170,7 +181,7 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
 
   Args:
     text: caps with their units, each unit once; or a number of searches.
-    prices: what is charged if dollars are assigned.
+    prices: charged if dollars are assigned.
 
   Raises:
     ValueError: the text has another form, or a cap is out of range.
@@ -179,14 +190,14 @@ def parse(text: str, prices: Prices = NO_CAPS.prices) -> Budget:
   if text.strip().isdecimal():
     return of(int(text))
   for part in text.split(","):
-    found = _CAP.fullmatch(part)
-    unit = found[1] if found else ""
-    number = float(found[2]) if found else math.inf
+    match = _CAP.fullmatch(part)
+    unit = match[1] if match else ""
+    number = float(match[2]) if match else math.inf
     whole = unit in UNITS[:2]
     if (
-      not found
+      not match
       or unit not in UNITS
-      or (whole and not found[2].isdigit())
+      or (whole and not match[2].isdigit())
       or number == math.inf
     ):
       raise ValueError(
@@ -207,13 +218,13 @@ def parse_tools(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
   A text is the name of a tool, and the price of 1,000 calls in US dollars.
   Raises ValueError if a text has another form, or a tool occurs twice.
   """
-  found: dict[str, float] = {}
+  prices: dict[str, float] = {}
   for text in texts:
     match = _CAP.fullmatch(text)
-    if not match or not math.isfinite(float(match[2])) or match[1] in found:
+    if not match or not math.isfinite(float(match[2])) or match[1] in prices:
       raise ValueError(
         f"Found {text!r} in the prices of tools {tuple(texts)}; expected each "
         "tool once with the price of 1,000 calls, as in cheap=10."
       )
-    found[match[1]] = float(match[2])
-  return tuple(found.items())
+    prices[match[1]] = float(match[2])
+  return tuple(prices.items())

@@ -46,8 +46,12 @@ class Outcome(enum.StrEnum):
 class Question:
   """A question with its accepted answers.
 
-  corpus: the name of the corpus that answers it; "" if there is only one.
-  metadata: what the source records about it (hops, facts of its chain, ...).
+  Attributes:
+    id: names it within its source.
+    text: the question.
+    golden_answers: the accepted answers.
+    corpus: the name of the corpus that answers it; "" if there is only one.
+    metadata: what the source records about it (hops, facts of its chain, ...).
   """
 
   id: str
@@ -60,10 +64,11 @@ class Question:
 class Source(NamedTuple):
   """The place of a passage in a document.
 
-  path: of the file, as its reader may open it; "" if it is not from a file.
-  page: from 1; 0 if the document has no pages.
-  heading: the headings above it, outermost first, joined by " > "; "" if there
-    is none.
+  Attributes:
+    path: of the file, as its reader may open it; "" if it is not from a file.
+    page: from 1; 0 if the document has no pages.
+    heading: the headings above it, outermost first, joined by " > "; "" if
+      there is none.
   """
 
   path: str = ""
@@ -73,7 +78,15 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-  """One passage: `title` is its first line, unchanged, including any quotes."""
+  """One passage of a corpus.
+
+  Attributes:
+    id: names it within the corpus.
+    title: its first line, unchanged, including any quotes.
+    text: the rest.
+    score: of the retriever; larger is better.
+    source: its place in a document.
+  """
 
   id: str
   title: str
@@ -90,14 +103,18 @@ class Passage:
 class Observation(NamedTuple):
   """What a charged call of a tool showed.
 
-  argument: the query, or what the call named.
-  turn: index of the turn that called; -1 if an old file does not tell.
-  passages: those shown, in order; none of a call whose passages had no room.
-  tokens: number of tokens of the call, from its opening mark on, which are the
-    last ones of its turn; 0 if an old file does not tell.
-  numbers: by which an answer can cite the passages; () if it cannot.
-  answer: what the policy would have answered if its budget had ended here;
-    None if it was not asked for that (`Method.step`), or gave no answer.
+  Attributes:
+    tool: name of the tool.
+    argument: the query, or the address that the call named.
+    turn: index of the turn that called; -1 if an old file does not have it.
+    passages: the passages that were shown, in order; () if the context had no
+      room for them.
+    tokens: number of tokens of the call, from its opening mark on, which are
+      the last ones of its turn; 0 if an old file does not have it.
+    numbers: the numbers by which an answer can cite the passages; () if it
+      cannot.
+    answer: what the policy would have answered if its budget had ended here;
+      None if it was not asked for that (`Method.step`), or gave no answer.
   """
 
   tool: str
@@ -122,8 +139,16 @@ class Address(NamedTuple):
 
   Every random draw of an episode uses `fold_in(seed, (rollout, question,
   attempt, sample, turn))`, so it does not depend on what else runs at the same
-  time. `variant` is not folded in: it distinguishes episodes that share their
-  random numbers.
+  time.
+
+  Attributes:
+    rollout: index of the rollout; in an evaluation, its seed.
+    question: index of the question in the rollout; in an evaluation, a hash of
+      its id.
+    sample: index in the group.
+    attempt: number of earlier attempts at the group, which failed.
+    variant: distinguishes episodes that share their random numbers; it is not
+      folded in.
   """
 
   rollout: int
@@ -156,6 +181,10 @@ class Trajectory:
   """One finished episode, token in and token out.
 
   Attributes:
+    address: its position in the run.
+    question: the question.
+    budget: searches assigned, >= 0.
+    scaffold: whether the budget was stated before each turn.
     token_ids: int32 `[T]`, prompt and response as the engine saw them.
     authors: int8 `[T]`, `Author` of each token.
     logps: float32 `[T]`, log-probabilities under the behaviour policy, which
@@ -167,6 +196,7 @@ class Trajectory:
       branches that were left, of an episode that branches.
     queries: the charged queries of `spans` in order.
     violation: whether the policy tried to search beyond the budget.
+    outcome: how the episode ended.
     reason: why a `FAILED` episode failed, or which limit truncated a
       `TRUNCATED` one; "" otherwise.
     observations: what each charged search showed, as values; the text is in
@@ -227,7 +257,15 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """The G trajectories of one question under one budget, in sample order."""
+  """The G trajectories of one question under one budget, in sample order.
+
+  Attributes:
+    question: the question.
+    budget: searches assigned, >= 0.
+    scaffold: whether the budget was stated before each turn.
+    trajectories: one for each sample.
+    caps: the caps besides searches.
+  """
 
   question: Question
   budget: int
@@ -243,7 +281,7 @@ class EngineError(RuntimeError):
 class RetrievalError(RuntimeError):
   """The retriever could not answer; the message says what was tried.
 
-  why: a word for what was met, by which failures are counted.
+  why: a word for the cause, by which failures are counted.
   """
 
   why = "other"
@@ -265,9 +303,9 @@ class GenerateRequest:
       only SGLang servers apply it.
     may_search: whether the episode can still pay for a call of a tool. A chat
       model is not offered its tools otherwise; other engines ignore this.
-    on_tokens: if given, the in-process engine calls it with the ids that each
-      of its calls sampled, in order, and a chat model's with the reasoning that
-      is streamed; other engines tell nothing before the end.
+    on_tokens: is called by the in-process engine with the ids that each of its
+      calls sampled, in order, and for a chat model with the reasoning that is
+      streamed; other engines report nothing before the end.
   """
 
   address: Address
@@ -292,8 +330,12 @@ class GenerateRequest:
   def within(self, max_context: int, advice: str) -> GenerateRequest:
     """Caps `max_tokens` so that the context stays within the engine's.
 
-    Raises EngineError if there is no room for a single token; `advice` says
-    what to do then, at the end of its sentence.
+    Args:
+      max_context: of the engine, in tokens.
+      advice: what to do if there is no room, for the error's sentence.
+
+    Raises:
+      EngineError: there is no room for a single token.
     """
     room = max_context - len(self.token_ids)
     if room < 1:
@@ -316,17 +358,18 @@ class Finish(enum.StrEnum):
 class Generation:
   """The result of sampling one turn.
 
-  token_ids: the sampled ids, including the token that completed the stop text
-    or ended the turn.
-  logps: their log-probabilities, `log_softmax(logits / temperature)`.
-  text: the decoded turn, cut right after its stop text, without control tokens
-    (such as the end of turn).
-  finish: why the turn ended.
-  versions: the policy version that sampled each token.
-  server: address of the server that sampled them; "" if this process did.
-  experts: `[T - 1, L, K]`, ids of the experts that were chosen for each of the
-    T tokens of the context and of the turn but the last, whose layers were
-    never computed; None if they are not recorded.
+  Attributes:
+    token_ids: the sampled ids, including the token that completed the stop text
+      or ended the turn.
+    logps: their log-probabilities, `log_softmax(logits / temperature)`.
+    text: the decoded turn, cut right after its stop text, without control
+      tokens (such as the end of turn).
+    finish: why the turn ended.
+    versions: the policy version that sampled each token.
+    server: address of the server that sampled them; "" if this process did.
+    experts: `[T - 1, L, K]`, ids of the experts that were chosen for each of
+      the T tokens of the context and of the turn but the last, whose layers
+      were never computed; None if they are not recorded.
   """
 
   token_ids: tuple[int, ...]
@@ -408,7 +451,11 @@ class CachingEngine(TrainableEngine, Protocol):
 class SearchContext:
   """What a search depends on besides its query, for retrievers that use it.
 
-  turn: index of the turn that searches. text: the response so far, with it.
+  Attributes:
+    address: of the episode.
+    turn: index of the turn that searches.
+    question: of the episode.
+    text: the response so far, including that turn.
   """
 
   address: Address
@@ -421,10 +468,14 @@ class SearchContext:
 class SearchRequest:
   """One query for at most `k` passages of `corpus`.
 
-  context: of the search. Requests that differ only in it are equal and share a
-    cached answer, unless the retriever is a `ContextualRetriever`.
-  tool: name of the tool that is called; a retriever that has one tool ignores
-    it.
+  Attributes:
+    query: the query.
+    k: limit on the passages.
+    corpus: name of the corpus; "" if there is only one.
+    context: of the search. Requests that differ only in it are equal and share
+      a cached answer, unless the retriever is a `ContextualRetriever`.
+    tool: name of the tool that is called; a retriever that has one tool ignores
+      it.
   """
 
   query: str
@@ -500,6 +551,10 @@ class TextCodec(Protocol):
   ) -> tuple[str, list[int]]:
     """Returns the prompt text of one user message, and its ids.
 
-    `system` is a message before it, `prefill` begins the reply. Without `chat`
-    the content is the whole prompt.
+    Args:
+      content: the message.
+      system: a system message before it.
+      prefill: the beginning of the reply.
+      chat: whether the model's chat template is used; otherwise `content` is
+        the whole prompt.
     """

@@ -177,9 +177,11 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
   # Imported late, because it imports JAX and importing configs must not.
   from anysearch_jax.methods import systems
 
+  method_names = {name: name for name in systems.METHODS}
+  method_names["search_r1_ppo"] = "search_r1"
   config = of_preset(
     preset,
-    {**{name: name for name in systems.METHODS}, "search_r1_ppo": "search_r1"},
+    method_names,
     _RECIPES,
     file="configs/methods.py",
   )
@@ -193,7 +195,7 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
 
 def of_preset(
   preset: str,
-  known: Mapping[str, str],
+  method_names: Mapping[str, str],
   recipes: Mapping[str, Recipe | Settings],
   *,
   file: str,
@@ -202,7 +204,7 @@ def of_preset(
 
   Args:
     preset: SYSTEM[:backbone[:original]].
-    known: the value of `method.name` of each system.
+    method_names: the value of `method.name` of each system.
     recipes: the published ones, by system; some systems have none.
     file: whose presets these are, for sentences.
 
@@ -212,10 +214,10 @@ def of_preset(
   from anysearch_jax.methods import systems
 
   name, _, setup = preset.partition(":")
-  if name not in known:
+  if name not in method_names:
     raise ValueError(
       f"{file}: found preset {preset!r}, expected a system, one of "
-      f"{', '.join(known)}, as in {file}:{next(iter(known))}."
+      f"{', '.join(method_names)}, as in {file}:{next(iter(method_names))}."
     )
   backbone, _, recipe = setup.partition(":")
   endings = ("", _ORIGINAL) if backbone else ("",)
@@ -223,9 +225,10 @@ def of_preset(
     raise ValueError(
       f"{name}: found preset {setup!r}, expected one of "
       f"{', '.join(BACKBONES)}, with or without :{_ORIGINAL}, or none for the "
-      f"generated world; on another configuration write --method={known[name]}"
-      f", as in --config=configs/one_gpu.py:qwen3_1_7b-24 "
-      f"--method={known[name]}."
+      "generated world; on another configuration write "
+      f"--method={method_names[name]}, as in "
+      "--config=configs/one_gpu.py:qwen3_1_7b-24 "
+      f"--method={method_names[name]}."
     )
   if recipe and name not in recipes:
     raise ValueError(
@@ -237,7 +240,7 @@ def of_preset(
     dataclasses.replace(
       base, name="-".join(filter(None, (name, backbone, recipe)))
     ),
-    known[name],
+    method_names[name],
   )
   return _original(config, recipes[name]) if recipe else config
 
@@ -253,7 +256,7 @@ def _original(
   if not isinstance(recipe, Recipe):
     return config_lib.changed(config, **recipe)
   steps = recipe.rollouts * recipe.updates
-  made = dataclasses.replace(
+  trained = dataclasses.replace(
     config,
     questions=recipe.questions,
     group=recipe.group,
@@ -292,7 +295,7 @@ def _original(
       value_clip=_CRITIC_CLIP,
       reward_kl=_KL,
     )
-    made = dataclasses.replace(made, critic=critic)
+    trained = dataclasses.replace(trained, critic=critic)
   options = (*config.method.options, *recipe.options)
-  made = config_lib.changed(made, method={"options": options})
-  return config_lib.changed(made, **recipe.settings)
+  trained = config_lib.changed(trained, method={"options": options})
+  return config_lib.changed(trained, **recipe.settings)

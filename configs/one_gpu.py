@@ -26,6 +26,8 @@ Expected: unknown; nothing has been trained with it yet.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
@@ -36,38 +38,91 @@ _CONTEXT = 6144
 _QUESTIONS = 128
 
 
-# By memory: episodes whose KV cache is kept, rows of decode calls, tokens of a
-# micro-batch, which is one row. Steps of 128 episodes of 1,000 to 3,300 tokens
-# waste 3.2 % of rows of 6,144 (10 % at worst) and of 12,288 (6 %), on which
-# XLA's attention, of GPUs before Hopper, takes twice as long.
-MEMORIES: dict[str, tuple[int, tuple[int, ...], int]] = {
-  "24": (32, (8, 16, 32), _CONTEXT),
-  "80": (128, (32, 64, 128), _CONTEXT),
-  "141": (320, (64, 128, 256), 2 * _CONTEXT),
+class Sizes(NamedTuple):
+  """What a GPU has room for.
+
+  Attributes:
+    slots: episodes whose KV cache is kept.
+    lanes: rows of decode calls.
+    row: tokens of a micro-batch, which is one row.
+  """
+
+  slots: int
+  lanes: tuple[int, ...]
+  row: int = _CONTEXT
+
+
+class Policy(NamedTuple):
+  """A policy that trains on a GPU of any of the `MEMORIES`.
+
+  Attributes:
+    folder: in `models/`.
+    kv_tokens: tokens of KV cache by memory; 0: all that the slots can need.
+  """
+
+  folder: str
+  kv_tokens: Mapping[str, int]
+
+
+class LargePolicy(NamedTuple):
+  """A policy that nearly fills its GPU.
+
+  Attributes:
+    folder: in `models/`.
+    kv_tokens: tokens of KV cache.
+    sizes: what the GPU has room for.
+    attention_only: whether the attention alone is adapted. PEFT's layout has no
+      name for one expert.
+    full: whether every weight is trained, and no adapter.
+  """
+
+  folder: str
+  kv_tokens: int
+  sizes: Sizes
+  attention_only: bool = False
+  full: bool = False
+
+
+# By memory in GB. Steps of 128 episodes of 1,000 to 3,300 tokens waste 3.2 % of
+# rows of 6,144 (10 % at worst) and of 12,288 (6 %), on which XLA's attention,
+# of GPUs before Hopper, takes twice as long.
+MEMORIES = {
+  "24": Sizes(slots=32, lanes=(8, 16, 32)),
+  "80": Sizes(slots=128, lanes=(32, 64, 128)),
+  "141": Sizes(slots=320, lanes=(64, 128, 256), row=2 * _CONTEXT),
 }
-# By policy: its folder, and the tokens of KV cache by memory. 0 is all that the
-# slots can need; a token of Qwen3 takes 4 to 12 times that of Qwen2.5.
+# A token of Qwen3 takes 4 to 12 times the cache of a token of Qwen2.5.
+_UNLIMITED = {"24": 0, "80": 0, "141": 3 << 18}
+_QWEN3_SMALL = {"24": 1 << 16, "80": 1 << 18, "141": 1 << 19}
 POLICIES = {
-  "qwen2_5_0_5b": ("Qwen2.5-0.5B-Instruct", (0, 0, 3 << 18)),
-  "qwen2_5_1_5b": ("Qwen2.5-1.5B-Instruct", (0, 0, 3 << 18)),
-  "qwen3_0_6b": ("Qwen3-0.6B", (1 << 16, 1 << 18, 1 << 19)),
-  "gemma3_1b": ("gemma-3-1b-it", (0, 0, 3 << 18)),
-  "qwen3_1_7b": ("Qwen3-1.7B", (1 << 16, 1 << 18, 1 << 19)),
-  "smollm3_3b": ("SmolLM3-3B", (1 << 16, 3 << 17, 3 << 18)),
-  "qwen3_4b": ("Qwen3-4B", (1 << 14, 3 << 16, 3 << 17)),
+  "qwen2_5_0_5b": Policy("Qwen2.5-0.5B-Instruct", _UNLIMITED),
+  "qwen2_5_1_5b": Policy("Qwen2.5-1.5B-Instruct", _UNLIMITED),
+  "qwen3_0_6b": Policy("Qwen3-0.6B", _QWEN3_SMALL),
+  "gemma3_1b": Policy("gemma-3-1b-it", _UNLIMITED),
+  "qwen3_1_7b": Policy("Qwen3-1.7B", _QWEN3_SMALL),
+  "smollm3_3b": Policy(
+    "SmolLM3-3B", {"24": 1 << 16, "80": 3 << 17, "141": 3 << 18}
+  ),
+  "qwen3_4b": Policy(
+    "Qwen3-4B", {"24": 1 << 14, "80": 3 << 16, "141": 3 << 17}
+  ),
 }
-# Its attention alone is adapted: PEFT's layout has no name for one expert.
-_EXPERTS = ("qwen3_30b_a3b-141", "gpt_oss_20b-141")
-_WINDOWS = "olmo3_7b-141"  # Each query head has its own keys and values.
-# Policies that nearly fill their GPU: folder, tokens of KV cache and of a
-# micro-batch. So few leave room for what remat "dots" keeps.
+_MANY_LANES = Sizes(slots=320, lanes=(32, 64, 128, 256))
+_FEW_LANES = Sizes(slots=80, lanes=(16, 32, 64))
 LARGE = {
-  "qwen3_4b-full141": ("Qwen3-4B", 3 << 17, 2 * _CONTEXT),
-  "qwen2_5_7b-80": ("Qwen2.5-7B-Instruct", 7 << 16, _CONTEXT),
-  "llama3_1_8b-80": ("Llama-3.1-8B-Instruct", 1 << 18, _CONTEXT),
-  _WINDOWS: ("Olmo-3-7B-Instruct", 1 << 17, _CONTEXT),
-  _EXPERTS[0]: ("Qwen3-30B-A3B", 1 << 16, _CONTEXT),
-  _EXPERTS[1]: ("gpt-oss-20b", 1 << 17, _CONTEXT),
+  "qwen3_4b-full141": LargePolicy(
+    "Qwen3-4B", 3 << 17, _MANY_LANES._replace(row=2 * _CONTEXT), full=True
+  ),
+  "qwen2_5_7b-80": LargePolicy("Qwen2.5-7B-Instruct", 7 << 16, _MANY_LANES),
+  "llama3_1_8b-80": LargePolicy("Llama-3.1-8B-Instruct", 1 << 18, _MANY_LANES),
+  # Each of its query heads has its own keys and values.
+  "olmo3_7b-141": LargePolicy("Olmo-3-7B-Instruct", 1 << 17, _FEW_LANES),
+  "qwen3_30b_a3b-141": LargePolicy(
+    "Qwen3-30B-A3B", 1 << 16, _FEW_LANES, attention_only=True
+  ),
+  "gpt_oss_20b-141": LargePolicy(
+    "gpt-oss-20b", 1 << 17, _FEW_LANES, attention_only=True
+  ),
 }
 PRESETS = (
   *(f"{policy}-{memory}" for policy in POLICIES for memory in MEMORIES),
@@ -77,27 +132,36 @@ PRESETS = (
 
 def get_config(preset: str) -> config_lib.ExperimentConfig:
   settings.require("preset", preset, PRESETS)
-  policy, size = preset.rsplit("-", 1)
-  if preset not in LARGE:
-    folder, kv_tokens = POLICIES[policy]
-    slots, lanes, row = MEMORIES[size]
-    kv = kv_tokens[list(MEMORIES).index(size)]
+  name, memory = preset.rsplit("-", 1)
+  large = LARGE.get(preset)
+  if large is None:
+    sizes = MEMORIES[memory]
+    folder = POLICIES[name].folder
+    kv_tokens = POLICIES[name].kv_tokens[memory]
   else:
-    folder, kv, row = LARGE[preset]
-    slots, lanes = 320, (32, 64, 128, 256)
-    if preset in (*_EXPERTS, _WINDOWS):
-      slots, lanes = 80, (16, 32, 64)
+    sizes = large.sizes
+    folder = large.folder
+    kv_tokens = large.kv_tokens
   # The paper's run with adapters on one GPU, in smaller.
   base = paper.experiment(
-    policy, f"models/{folder}", "lora80", kv_tokens=paper.KvTokens(kv, kv, kv)
+    name,
+    f"models/{folder}",
+    "lora80",
+    kv_tokens=paper.KvTokens(four=0, one80=kv_tokens, one141=0),
   )
-  if size.startswith("full"):
-    base = dataclasses.replace(
-      base, lora=config_lib.LoraConfig(), optimizer=config_lib.OptimizerConfig()
-    )
-  if preset in _EXPERTS:
-    base = config_lib.changed(base, lora={"targets": ("q", "k", "v", "o")})
-  dots = preset in LARGE and preset not in _EXPERTS
+  remat = base.batch.remat
+  if large is not None:
+    if large.full:
+      base = dataclasses.replace(
+        base,
+        lora=config_lib.LoraConfig(),
+        optimizer=config_lib.OptimizerConfig(),
+      )
+    if large.attention_only:
+      base = config_lib.changed(base, lora={"targets": ("q", "k", "v", "o")})
+    else:
+      # So few lanes leave room for what "dots" keeps.
+      remat = "dots"
   trajectories = _QUESTIONS * base.group // base.curriculum.batches_per_rollout
   return config_lib.changed(
     base,
@@ -105,13 +169,17 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     questions=_QUESTIONS,
     reward=config_lib.RewardConfig(length_limit=1024, length_tolerance=512),
     episode=config_lib.EpisodeConfig(max_generated=2048, max_context=_CONTEXT),
-    engine={"slots": slots, "max_context": _CONTEXT, "lanes": lanes},
+    engine={
+      "slots": sizes.slots,
+      "max_context": _CONTEXT,
+      "lanes": sizes.lanes,
+    },
     batch={
-      "row_lengths": (row,),
-      "micro_batch_tokens": row,
-      "max_segments": row // 384,
-      "remat": "dots" if dots else base.batch.remat,
+      "row_lengths": (sizes.row,),
+      "micro_batch_tokens": sizes.row,
+      "max_segments": sizes.row // 384,
+      "remat": remat,
       # Also where every trajectory has the longest context.
-      "max_micro_batches": trajectories * _CONTEXT // row,
+      "max_micro_batches": trajectories * _CONTEXT // sizes.row,
     },
   )

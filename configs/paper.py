@@ -43,7 +43,13 @@ _ROW_TOKENS = 2400
 
 
 class KvTokens(NamedTuple):
-  """Tokens of KV cache that fit: four GPUs of 80 GB, one of 80, one of 141."""
+  """Tokens of KV cache that fit.
+
+  Attributes:
+    four: on four GPUs of 80 GB that only sample.
+    one80: on one GPU of 80 GB, which also trains.
+    one141: on one GPU of 141 GB, which also trains.
+  """
 
   four: int
   one80: int

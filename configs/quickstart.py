@@ -33,7 +33,8 @@ PRESETS = ("anysearch", "priced", "no_tool", "search_r1")
 def get_config(preset: str = "anysearch") -> config_lib.ExperimentConfig:
   settings.require("preset", preset, PRESETS)
   config = _anysearch()
-  reward, curriculum = config.reward, config.curriculum
+  reward = config.reward
+  curriculum = config.curriculum
   match preset:
     case "anysearch":
       return config

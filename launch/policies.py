@@ -138,7 +138,7 @@ def read_flags(
   config = dataclasses.replace(config, policy=choice.name)
   config = with_servers(config, f.sglang)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
-  validation.check(config, trains=False, samples=choice.is_local)
+  validation.check_settings(config, trains=False, samples=choice.is_local)
   retrievers.validate(config.retrieval)
   if choice.kind != "openai":
     return config, choice

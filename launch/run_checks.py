@@ -125,7 +125,7 @@ class Checks:
     m = self.config.mesh
     if self.processes > 1:
       return ok(f"{m}, of {self.processes} processes; not compared")
-    placement.check(self._policy[0], config)
+    placement.check_devices(self._policy[0], config)
     return ok(f"{m} fits this process")
 
   def disk(self) -> Finding:

@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError("--output: found nothing, expected a folder.")
   config = launch_flags.read_config()
   # Reads the values alone, so a wrong one is refused before JAX is imported.
-  validation.check(config)
+  validation.check_settings(config)
   retrievers.validate(config.retrieval)
   if flags.FLAGS.dry_run:
     dry_run(config)
@@ -215,7 +215,9 @@ def _trainer(
     values = config_settings.to_dict(config)
     names = [name for name in trackers.KINDS if flags.FLAGS[name].value]
     sinks.extend(
-      stack.enter_context(trackers.opened(names, folder=folder, config=values))
+      stack.enter_context(
+        trackers.open_senders(names, folder=folder, config=values)
+      )
     )
 
   with disk.translate_errors(folder):
@@ -292,7 +294,7 @@ def _begin(
   a, codec = policies.describe(config)
   jax_setup.refuse_cpu(a, allow=flags.FLAGS.allow_cpu)
   check_alone(config.sglang)
-  placement.check(a, config)
+  placement.check_devices(a, config)
   source = parts.source(config)
   questions = _questions(config, source)
   if systems.get(config.method.name).steps is not None:

@@ -37,10 +37,11 @@ class CurriculumState(NamedTuple):
   With T token levels, L = Bmax T, and the pair of b searches and the t-th token
   level (from 0) is at index (b - 1) T + t; otherwise L = Bmax.
 
-  windows: int8 `[L, W]`, ring buffers of the last outcomes in {0, 1}.
-  counts: int32 `[L]`, number of outcomes ever recorded for each level.
-  step: int32 `[]`, optimizer steps of all recorded rollouts.
-  key: uint32 `[2]`, key data of the seed; never changes.
+  Attributes:
+    windows: int8 `[L, W]`, ring buffers of the last outcomes in {0, 1}.
+    counts: int32 `[L]`, number of outcomes ever recorded for each level.
+    step: int32 `[]`, optimizer steps of all recorded rollouts.
+    key: uint32 `[2]`, key data of the seed; never changes.
   """
 
   windows: chex.Array
@@ -52,10 +53,11 @@ class CurriculumState(NamedTuple):
 class Assignment(NamedTuple):
   """The assignment of a rollout.
 
-  budgets: int32 `[Q]`, searches assigned to each group.
-  scaffold: bool `[]`, whether the scaffold is on.
-  tokens: int32 `[Q]`, cap on each group's generated tokens; None without
-    `token_levels`.
+  Attributes:
+    budgets: int32 `[Q]`, searches assigned to each group.
+    scaffold: bool `[]`, whether the budget is stated before each turn.
+    tokens: int32 `[Q]`, cap on each group's generated tokens; None without
+      `token_levels`.
   """
 
   budgets: chex.Array
@@ -80,8 +82,8 @@ def accuracies(state: CurriculumState) -> chex.Array:
   It is float32 `[L]` in [0, 1]; 0 for an empty window.
   """
   _assert_state(state)
-  held = jnp.clip(state.counts, 1, state.windows.shape[-1])
-  return jnp.sum(state.windows, -1, dtype=jnp.float32) / held
+  outcome_counts = jnp.clip(state.counts, 1, state.windows.shape[-1])
+  return jnp.sum(state.windows, -1, dtype=jnp.float32) / outcome_counts
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -149,14 +151,16 @@ def assign(
   # Phase I's budget falls from B_max to 1.
   level_steps = max(c.phase1_steps // c.max_budget, 1)
   annealed = jnp.maximum(c.max_budget - state.step // level_steps, 1)
-  each = len(c.token_levels) or 1
-  budgets = jnp.where(phase1, annealed, 1 + drawn // each).astype(jnp.int32)
+  token_levels = len(c.token_levels) or 1
+  budgets = jnp.where(phase1, annealed, 1 + drawn // token_levels).astype(
+    jnp.int32
+  )
   if not c.token_levels:
     return Assignment(budgets, scaffold)
   # T token levels share the B_max budgets as evenly as they divide; the
   # largest budget has the largest level.
-  falling = (annealed * each - 1) // c.max_budget
-  level = jnp.where(phase1, falling, drawn % each)
+  falling = (annealed * token_levels - 1) // c.max_budget
+  level = jnp.where(phase1, falling, drawn % token_levels)
   caps = jnp.asarray(c.token_levels, jnp.int32)
   return Assignment(budgets, scaffold, caps[level])
 
@@ -189,33 +193,34 @@ def record(
   _assert_state(state)
   if tokens is not None:
     caps = jnp.asarray(config.token_levels)
-    at = jnp.argmax(jnp.asarray(tokens)[:, None] == caps, -1)
+    token_level = jnp.argmax(jnp.asarray(tokens)[:, None] == caps, -1)
     inside = (budgets >= 1) & (budgets <= config.max_budget)
-    budgets = jnp.where(inside, (budgets - 1) * len(caps) + at + 1, 0)
+    budgets = jnp.where(inside, (budgets - 1) * len(caps) + token_level + 1, 0)
   chex.assert_rank(budgets, 1)
   chex.assert_equal_shape([budgets, em, valid])
   chex.assert_type([budgets, valid], [int, bool])
   levels, window = state.windows.shape
   member = valid[:, None] & (budgets[:, None] == jnp.arange(1, levels + 1))
-  seen = jnp.cumsum(member, 0, dtype=jnp.int32)
-  new = jnp.sum(member, 0, dtype=jnp.int32)
+  ranks = jnp.cumsum(member, 0, dtype=jnp.int32)
+  new_counts = jnp.sum(member, 0, dtype=jnp.int32)
   # Of each level only the last W outcomes of this call are written, so their
   # slots are distinct: the order of conflicting updates is undefined, see
   # https://docs.jax.dev/en/latest/_autosummary/jax.numpy.ndarray.at.html. All
   # other outcomes get slot W, which is out of range and dropped.
-  write = member & (seen > new - window)
-  slot = jnp.where(write, (state.counts + seen - 1) % window, window)
+  write = member & (ranks > new_counts - window)
+  slot = jnp.where(write, (state.counts + ranks - 1) % window, window)
   level = jnp.broadcast_to(jnp.arange(levels), slot.shape)
   outcome = jnp.broadcast_to((em != 0)[:, None], slot.shape)
   return state._replace(
     windows=state.windows.at[level, slot].set(
       outcome.astype(state.windows.dtype), mode="drop"
     ),
-    counts=state.counts + new,
+    counts=state.counts + new_counts,
     step=state.step + config.steps_per_rollout,
   )
 
 
 def _assert_state(state: CurriculumState) -> None:
-  chex.assert_rank(state, CurriculumState(2, 1, 0, 1))
+  ranks = CurriculumState(windows=2, counts=1, step=0, key=1)
+  chex.assert_rank(state, ranks)
   chex.assert_equal_shape_prefix([state.windows, state.counts], 1)

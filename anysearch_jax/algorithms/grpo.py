@@ -44,12 +44,14 @@ _MAX_LOW_VAR_KL = 10.0
 class TokenTerms(NamedTuple):
   """Per-token terms of the objective, all of the shape of the tokens.
 
-  policy_loss: the negated clipped surrogate.
-  kl: the KL estimate, unweighted.
-  ratio: importance ratio to the old policy.
-  clipped_low, clipped_high: bool, whether this side of the clip is active, so
-    that the token's policy gradient is 0.
-  capped: bool, whether `importance_cap` holds the ratio; the gradient is 0 too.
+  Attributes:
+    policy_loss: the negated clipped surrogate.
+    kl: the KL estimate, unweighted.
+    ratio: importance ratio to the old policy.
+    clipped_low, clipped_high: bool, whether this side of the clip is active, so
+      that the token's policy gradient is 0.
+    capped: bool, whether `importance_cap` bounds the ratio, which makes the
+      gradient 0 too.
   """
 
   policy_loss: chex.Array
@@ -110,12 +112,15 @@ def advantages(
     case "group":
       squares = jnp.sum(centred**2, -1, keepdims=True)
     case "batch":
-      squares, count = jnp.sum(centred**2), jnp.sum(valid)
+      squares = jnp.sum(centred**2)
+      count = jnp.sum(valid)
     case "none":
       return centred
     case _:
       raise settings.unknown("normalize", normalize, NORMALIZERS)
-  variance = squares / jnp.maximum(count - (deviation == "sample"), 1)
+  if deviation == "sample":
+    count = count - 1
+  variance = squares / jnp.maximum(count, 1)
   return centred / (jnp.sqrt(variance) + epsilon)
 
 
@@ -189,7 +194,8 @@ def token_terms(
   chex.assert_type(tokens, float)
   ratio_t = jnp.exp(logp_t - _near(old_logp_t, logp_t))
   far_t = logp_t - old_logp_t > _MAX_LOG_RATIO
-  low, high = 1 - config.clip_low, 1 + config.clip_high
+  low = 1 - config.clip_low
+  high = 1 + config.clip_high
   clipped_low_t = (advantage_t < 0) & (ratio_t < low)
   clipped_high_t = (advantage_t > 0) & (ratio_t > high)
   # The minimum is written as a choice of branches, because the gradients of
@@ -206,7 +212,12 @@ def token_terms(
   surrogate_t = jnp.where(clipped_t | far_t, bound_t, ratio_t) * advantage_t
   kl_t = kl_estimate(logp_t, reference_logp_t, estimator=config.kl_estimator)
   return TokenTerms(
-    -surrogate_t, kl_t, ratio_t, clipped_low_t, clipped_high_t, capped_t
+    policy_loss=-surrogate_t,
+    kl=kl_t,
+    ratio=ratio_t,
+    clipped_low=clipped_low_t,
+    clipped_high=clipped_high_t,
+    capped=capped_t,
   )
 
 
@@ -318,7 +329,8 @@ def grpo_loss(
   def maximum(values: chex.Array) -> chex.Array:
     return jnp.max(values, where=live, initial=0)
 
-  policy_loss, metrics = terms.policy_loss, {}
+  policy_loss = terms.policy_loss
+  metrics = {}
   if config.importance_cap and config.old_logp == "engine":
     metrics = {"importance_capped": mean(terms.capped)}
   elif config.importance_cap:
@@ -329,8 +341,10 @@ def grpo_loss(
       "importance": mean(importance),
       "importance_capped": mean(drift > config.importance_cap),
     }
-  policy_loss, kl = mean(policy_loss), mean(terms.kl)
-  low, high = mean(terms.clipped_low), mean(terms.clipped_high)
+  policy_loss = mean(policy_loss)
+  kl = mean(terms.kl)
+  low = mean(terms.clipped_low)
+  high = mean(terms.clipped_high)
   difference = jnp.abs(logp - behaviour_logp)
   edges = jnp.array((-1.0, *GAP_EDGES))  # The first one counts every token.
   beyond = live[..., None] & (difference[..., None] > edges)

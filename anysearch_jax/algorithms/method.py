@@ -1,4 +1,4 @@
-"""The type of a compared system, and what its reward sees.
+"""The type of a compared system, and the outcomes that its reward reads.
 
 A `Method` holds what differs between systems: environments, reward and
 training settings. All systems share the driver, the engines, the train step
@@ -98,10 +98,19 @@ def outcomes_of(
   measures: Sequence[str],
   progress: Progress = BEGINNING,
 ) -> Outcomes:
-  """Returns what rewards see of a rollout, arrays `[Q, samples]`.
+  """Returns the outcomes of a rollout, which rewards see.
 
-  `trajectories` are the valid ones, by question and sample, and `budgets` int
-  `[Q]`.
+  Args:
+    trajectories: the valid ones, by question and sample.
+    verdicts: of each of them.
+    measured: values of the method's `measure`, by name, of each of them.
+    budgets: int `[Q]`, searches assigned to each group.
+    samples: number of trajectories of a group.
+    measures: names of the measured values.
+    progress: how far the training is.
+
+  Returns:
+    Arrays `[Q, samples]`.
   """
 
   def table(
@@ -178,9 +187,6 @@ class Method:
       replace.
     constants: returns the part of a configuration that `reward` and `steps`
       get as their second argument; the default is all of it.
-    options: a frozen dataclass with the defaults of the system's own options,
-      which `method.options` sets; `reward` and `steps` get it in place of
-      `constants`. None: the system has none.
     reward: maps the outcomes of groups to float32 arrays `[..., G]` by name;
       `total` is the reward, the others are its terms. None if the system is
       not trained.
@@ -201,6 +207,9 @@ class Method:
       trajectories, float32 `[searches + 1]`, the last one that of what follows
       the last search. None: `objective.baseline` says how they are made.
     step: in training, in place of the environment's `step`.
+    options: a frozen dataclass with the defaults of the system's own options,
+      which `method.options` sets; `reward` and `steps` get it in place of
+      `constants`. None: the system has none.
   """
 
   name: str
@@ -229,14 +238,14 @@ class Method:
       ValueError: `method.options` names an option that the system lacks, or a
         value that the option cannot have.
     """
-    given = config.method.options
+    options = config.method.options
     if self.options is not None:
       return settings.with_options(
-        self.options, given, path="config.method.options"
+        self.options, options, path="config.method.options"
       )
-    if given:
+    if options:
       raise ValueError(
-        f"config.method.options: found {', '.join(given)}, but the system "
+        f"config.method.options: found {', '.join(options)}, but the system "
         f"{self.name!r} has no options; expected none."
       )
     return self.constants(config)
@@ -249,11 +258,12 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedMethod:
-  """A method as a run trains it; see `Method` for the attributes.
+  """A method as a run trains it; see `Method` for the other attributes.
 
-  environment: the one that the run plays, with the method's `step`.
-  reward, steps: without their second argument.
-  measure_deadline: seconds in which an asynchronous `measure` ends.
+  Attributes:
+    environment: the one that the run plays, with the method's `step`.
+    reward, steps: without their second argument.
+    measure_deadline: seconds in which an asynchronous `measure` ends.
   """
 
   environment: spec.Environment
@@ -265,8 +275,16 @@ class TrainedMethod:
   turns: Turns | None = None
 
 
-def parts(valid: chex.Array, **values: chex.Array) -> Terms:
-  """Returns a reward, `total`, and its terms: float32, 0 where not `valid`."""
+def reward_terms(valid: chex.Array, **values: chex.Array) -> Terms:
+  """Returns the terms of a reward, `total` among them.
+
+  Args:
+    valid: bool `[..., G]`.
+    **values: each term, `[..., G]`.
+
+  Returns:
+    float32 arrays by name; 0 where not `valid`.
+  """
   chex.assert_type(valid, bool)
   chex.assert_equal_shape([valid, *values.values()])
   return {
@@ -284,7 +302,7 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
 
   @functools.partial(jax.jit, static_argnums=1)
   def traced(outcomes: Outcomes, constants: Any) -> Terms:
-    return parts(outcomes.valid, **reward(outcomes, constants))
+    return reward_terms(outcomes.valid, **reward(outcomes, constants))
 
   @functools.wraps(reward)
   def called(outcomes: Outcomes, constants: Any) -> Terms:
@@ -296,9 +314,9 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
 
 def contained(trajectory: types.Trajectory) -> dict[str, float]:
   """Measures `contained`: 1 if the answer holds an accepted answer, else 0."""
-  given = protocol.extract_answer(trajectory.spans) or ""
-  answers = trajectory.question.golden_answers
-  return {"contained": float(scoring.contains(given, answers))}
+  answer = protocol.extract_answer(trajectory.spans) or ""
+  accepted = trajectory.question.golden_answers
+  return {"contained": float(scoring.contains(answer, accepted))}
 
 
 def fixed_budget(
@@ -345,13 +363,16 @@ def compared(
     measure: what the reward needs of a trajectory.
     **values: other attributes of `Method`.
   """
+  values.setdefault("train", fixed_budget)
   return Method(
     name,
     label,
-    environments={key: each.environment() for key, each in wordings.items()},
+    environments={
+      key: wording.environment() for key, wording in wordings.items()
+    },
     wordings=wordings,
     reward=reward,
     measures=measures,
     measure=measure,
-    **{"train": fixed_budget, **values},
+    **values,
   )

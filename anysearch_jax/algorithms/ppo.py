@@ -150,29 +150,30 @@ def value_loss(
   value, old_value, returns = (jnp.where(live, x, 0) for x in tokens[:-1])
   old_value, returns = jax.lax.stop_gradient((old_value, returns))
   error = jnp.square(value - returns)
-  held = jnp.zeros_like(live)
+  is_clipped = jnp.zeros_like(live)
   if clip:
     moved = value - old_value
     near = old_value + jnp.clip(moved, -clip, clip)
     clipped = jax.lax.stop_gradient(jnp.square(near - returns))
     # Inside the clip both errors are equal up to rounding. The first condition
     # keeps rounding from zeroing the gradient there.
-    held = (jnp.abs(moved) > clip) & (clipped > error)
-    error = jnp.where(held, clipped, error)
+    is_clipped = (jnp.abs(moved) > clip) & (clipped > error)
+    error = jnp.where(is_clipped, clipped, error)
 
   def mean(values: chex.Array) -> chex.Array:
     return jnp.sum(weight * values)
 
-  loss, rest = 0.5 * mean(error), returns - value
+  loss = 0.5 * mean(error)
+  residual = returns - value
   return loss, {
     "loss": loss,
     "mean": mean(value),
-    "clip_fraction": mean(held),
+    "clip_fraction": mean(is_clipped),
     "weight": jnp.sum(weight),
     "returns": mean(returns),
     "returns_squared": mean(jnp.square(returns)),
-    "rest": mean(rest),
-    "rest_squared": mean(jnp.square(rest)),
+    "residual": mean(residual),
+    "residual_squared": mean(jnp.square(residual)),
   }
 
 
@@ -180,14 +181,17 @@ def explained_variance(
   weight: float,
   returns: float,
   returns_squared: float,
-  rest: float,
-  rest_squared: float,
+  residual: float,
+  residual_squared: float,
 ) -> float:
   """Returns 1 - Var(returns - values) / Var(returns).
 
-  It is 1 for a perfect critic, 0 for a constant one and if the returns do not
-  vary. The arguments are sums over a step of the metrics of these names that
-  `value_loss` returns.
+  It is 1 for a perfect critic, and 0 for a constant one or if the returns do
+  not vary.
+
+  Args:
+    weight, returns, returns_squared, residual, residual_squared: sums over a
+      step of the metrics of these names that `value_loss` returns.
   """
 
   def variance(mean: float, square: float) -> float:
@@ -197,4 +201,4 @@ def explained_variance(
   # A smaller difference of float32 sums of squares is rounding error.
   if spread < 1e-6:
     return 0.0
-  return 1 - variance(rest, rest_squared) / spread
+  return 1 - variance(residual, residual_squared) / spread

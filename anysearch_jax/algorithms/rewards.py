@@ -32,12 +32,13 @@ RELATIVE_COSTS = ("searches", "dollars")
 class Rewards(NamedTuple):
   """The reward and its parts, float32 `[..., G]`; 0 where not valid.
 
-  em, format: the indicators as given.
-  length: the length penalty, in [-1, 0].
-  r_abs, r_rel: both signals as defined, even if they are switched off.
-  tool: their product; a signal that is switched off is replaced by em.
-  gamma: `[...]`, the weight of `tool` in the group.
-  total: R_total.
+  Attributes:
+    em, format: the indicators as given.
+    length: the length penalty, in [-1, 0].
+    r_abs, r_rel: both signals as defined, even if they are switched off.
+    tool: their product; a signal that is switched off is replaced by em.
+    gamma: `[...]`, the weight of `tool` in the group.
+    total: R_total.
   """
 
   em: chex.Array
@@ -109,14 +110,19 @@ def share_saved(
     float32 `[..., G]`, in [0, 1]; 0 where no cap has a weight.
   """
   em = jnp.asarray(em, float)
-  total, over = jnp.zeros_like(em), jnp.zeros_like(em)
+  weighted_shares = jnp.zeros_like(em)
+  weight_sum = jnp.zeros_like(em)
   for unit, weight in weights.items():
     cap = jnp.expand_dims(jnp.asarray(caps[unit], float), -1)
     capped = (cap > 0) & jnp.isfinite(cap)
     share = 1 - jnp.asarray(spent[unit], float) / jnp.where(capped, cap, 1)
-    total += jnp.where(capped, weight * jnp.clip(share, 0, 1), 0)
-    over += jnp.where(capped, weight, 0)
-  return jnp.where(over > 0, em * total / jnp.where(over > 0, over, 1), 0)
+    weighted_shares += jnp.where(capped, weight * jnp.clip(share, 0, 1), 0)
+    weight_sum += jnp.where(capped, weight, 0)
+  return jnp.where(
+    weight_sum > 0,
+    em * weighted_shares / jnp.where(weight_sum > 0, weight_sum, 1),
+    0,
+  )
 
 
 def relative_cost(
@@ -130,8 +136,8 @@ def relative_cost(
       so that xi means the same for cents and for dollars.
   """
   correct = valid & (jnp.asarray(em) != 0)
-  most = jnp.max(jnp.where(correct, cost, 0), -1, keepdims=True)
-  share = jnp.where(most > 0, cost / jnp.where(most > 0, most, 1), 0)
+  largest = jnp.max(jnp.where(correct, cost, 0), -1, keepdims=True)
+  share = jnp.where(largest > 0, cost / jnp.where(largest > 0, largest, 1), 0)
   return relative_reward(em, share, valid, xi=xi)
 
 
@@ -154,9 +160,11 @@ def relative_reward(
   chex.assert_equal_shape([em, used, valid])
   correct = valid & (jnp.asarray(em) != 0)
   used = jnp.where(correct, jnp.asarray(used, float), 0)
-  most = jnp.max(used, -1, keepdims=True)
-  least = jnp.min(jnp.where(correct, used, most), -1, keepdims=True)
-  return jnp.where(correct, 1 - (used - least) / (most - least + xi), 0)
+  largest = jnp.max(used, -1, keepdims=True)
+  smallest = jnp.min(jnp.where(correct, used, largest), -1, keepdims=True)
+  return jnp.where(
+    correct, 1 - (used - smallest) / (largest - smallest + xi), 0
+  )
 
 
 def adaptive_weight(
@@ -221,13 +229,16 @@ def composite(
     tolerance=config.length_tolerance,
   )
   weights = {u: w for u in budgets.UNITS if (w := getattr(config, f"abs_{u}"))}
-  spent, caps, budget = spent or {}, caps or {}, jnp.asarray(budget)
+  spent = spent or {}
+  caps = caps or {}
+  budget = jnp.asarray(budget)
   if list(weights) == ["searches"]:
     r_abs = absolute_reward(em, searches, jnp.expand_dims(budget, -1))
   else:
-    free = jnp.where(budget < budgets.UNCAPPED, budget, jnp.inf)
-    spends, caps = {**spent, "searches": searches}, {**caps, "searches": free}
-    r_abs = share_saved(em, spends, caps, weights)
+    search_cap = jnp.where(budget < budgets.UNCAPPED, budget, jnp.inf)
+    spent_by_unit = {**spent, "searches": searches}
+    caps = {**caps, "searches": search_cap}
+    r_abs = share_saved(em, spent_by_unit, caps, weights)
   match config.rel_cost:
     case "searches":
       r_rel = relative_reward(em, searches, valid, xi=config.xi)
@@ -252,4 +263,13 @@ def composite(
     + jnp.expand_dims(gamma, -1) * tool
     - config.charge * searches
   )
-  return Rewards(em, format_, length, r_abs, r_rel, tool, gamma, total)
+  return Rewards(
+    em=em,
+    format=format_,
+    length=length,
+    r_abs=r_abs,
+    r_rel=r_rel,
+    tool=tool,
+    gamma=gamma,
+    total=total,
+  )

@@ -44,7 +44,7 @@ from anysearch_jax.config.settings import (
   identity,
   learning,
   one_of,
-  or_none,
+  or_empty,
   placement,
 )
 
@@ -57,7 +57,7 @@ class DataConfig:
   """`world`, generated; `prepared`, a folder of launch.prepare_data; or
   `file.py:NAME`, a function of yours that returns a split's questions."""
   path: str = placement("")
-  """That folder; to evaluate, also a file of questions."""
+  """Folder of `prepared` questions; for an evaluation, also a file of them."""
   world_seed: int = identity(0, at_least(0))
   """Seed of the generated world."""
   world_reliability: float = identity(0.0, SHARE)
@@ -72,7 +72,7 @@ class EvaluationConfig:
   """Which cells (dataset, budget and seed) are evaluated, and how."""
 
   budgets: tuple[int, ...] = placement(
-    (0, 1, 2, 3, 4, 5, 6, 7, 8), or_none(at_least(0))
+    (0, 1, 2, 3, 4, 5, 6, 7, 8), or_empty(at_least(0))
   )
   """Search budgets of the cells."""
   pairs: tuple[str, ...] = placement(())
@@ -104,10 +104,10 @@ class EvaluationConfig:
   def prices(self) -> budgets_lib.Prices:
     """The prices as a value; raises ValueError for an invalid tool price."""
     return budgets_lib.Prices(
-      self.search_price,
-      self.input_price,
-      self.output_price,
-      budgets_lib.parse_tools(self.tool_prices),
+      search=self.search_price,
+      input=self.input_price,
+      output=self.output_price,
+      tools=budgets_lib.parse_tools(self.tool_prices),
     )
 
 
@@ -130,7 +130,7 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WatchConfig:
-  """What stops a run, and what it warns about."""
+  """Limits at which a run stops or warns."""
 
   bad_steps: int = placement(3, at_least(1))
   """The run stops after this many consecutive optimizer steps whose loss or
@@ -184,8 +184,8 @@ class ExperimentConfig:
   group: int = identity(5, at_least(1))
   """Trajectories of each question."""
   searchless: int = identity(0, at_least(0))
-  """The last so many of these are played with a budget of 0. They are a group
-  of their own where advantages are compared."""
+  """Number of these, the last ones, that are played with a budget of 0. They
+  are a group of their own when advantages are computed."""
   save_every: int = placement(20, at_least(1))
   """Rollouts between checkpoints (and recorded trajectories)."""
   save_minutes: float = placement(30.0, at_least(0))
@@ -222,12 +222,10 @@ def changed(config: ExperimentConfig, **values: Any) -> ExperimentConfig:
   """Returns a configuration with other values; a mapping changes a group's."""
 
   def with_values(group: Any, values: Mapping[str, Any]) -> Any:
-    made = {
-      name: with_values(getattr(group, name), value)
-      if isinstance(value, Mapping)
-      else value
-      for name, value in values.items()
-    }
-    return dataclasses.replace(group, **made)
+    changes = dict(values)
+    for name, value in values.items():
+      if isinstance(value, Mapping):
+        changes[name] = with_values(getattr(group, name), value)
+    return dataclasses.replace(group, **changes)
 
   return with_values(config, values)

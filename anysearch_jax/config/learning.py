@@ -12,7 +12,7 @@ from anysearch_jax.config.settings import (
   identity,
   learning,
   one_of,
-  or_none,
+  or_empty,
   placement,
 )
 
@@ -71,7 +71,7 @@ class CurriculumConfig:
 
   max_budget: int = identity(5, at_least(1))
   """The paper's B_max."""
-  token_levels: tuple[int, ...] = identity((), or_none(at_least(1)))
+  token_levels: tuple[int, ...] = identity((), or_empty(at_least(1)))
   """Caps on generated tokens, ascending. If there are any, a group's budget is
   a pair of searches and tokens, see docs/budgets.md."""
   phase1_steps: int = learning(100, at_least(0))
@@ -133,8 +133,9 @@ class ObjectiveConfig:
   advantage_epsilon: float = learning(1e-6, POSITIVE)
   """Added to that standard deviation."""
   deviation: str = learning("population", one_of("population", "sample"))
-  """Whether it is that of a `population` of n rewards or of a `sample` (squares
-  over n - 1, as in released code: advantages of five are .894 times)."""
+  """Whether that deviation divides the squares of n rewards by n (`population`)
+  or by n - 1 (`sample`, as in released code; advantages in a group of five are
+  then .894 times as large)."""
   reduction: str = learning(
     "sequence-mean", one_of("sequence-mean", "token-mean")
   )
@@ -165,10 +166,10 @@ class ObjectiveConfig:
   """This times the experts' imbalance (1 where all are used alike) is added to
   the loss; 0 is off. For policies with experts."""
   router: str = learning("own", one_of("own", "compare", "replay"))
-  """Who chooses the experts of each token in training: the trained policy's
-  `own` router, or the sampler, whose recorded choices are used again (`replay`,
-  https://arxiv.org/abs/2510.11370). `compare` records them too and uses the
-  router's own, to measure how many differ."""
+  """Source of each token's experts in training: `own`, the trained policy's
+  router, or `replay`, the choices that the sampler recorded
+  (https://arxiv.org/abs/2510.11370). `compare` uses the router and measures how
+  many of the recorded choices differ."""
 
   @property
   def has_critic(self) -> bool:
@@ -237,13 +238,14 @@ class PipelineConfig:
   """Groups sampled beyond `questions`. The groups that finish last are
   abandoned, so results depend on timing; 0: off."""
   partial: bool = identity(False)
-  """Episodes under way go on with new weights, so a rollout has tokens of
-  several versions, no older than `async_level` allows, and results depend on
-  timing. Needs servers: engine.kind 'sglang'."""
+  """Whether running episodes continue with new weights as soon as these are
+  published. A rollout then has tokens of several versions, none older than
+  `async_level` allows, and results depend on timing. Needs servers: engine.kind
+  'sglang'."""
   offload: str = placement("none", one_of("none", "moments", "state"))
-  """What of the training state is in host memory while the same devices
+  """Part of the training state that is in host memory while the same devices
   sample, in process or by `sglang.colocated`: `none`, `moments` (the
-  optimizer's) or `state` (also the float32 masters). It costs a copy each way a
+  optimizer's) or `state` (also the float32 masters). It costs two copies a
   rollout and needs async_level 0.
   launch.plan says where sampling does not fit without it."""
 
@@ -302,10 +304,10 @@ class MeshConfig:
   """Size of its `tensor` axis."""
   sequence_parallel: bool = placement(False)
   """Whether positions between blocks are sharded over `tensor`."""
-  trainer: tuple[int, ...] = placement((), or_none(at_least(0)))
+  trainer: tuple[int, ...] = placement((), or_empty(at_least(0)))
   """Indices of the devices of each process that train; empty: the first ones.
   """
-  rollout: tuple[int, ...] = placement((), or_none(at_least(0)))
+  rollout: tuple[int, ...] = placement((), or_empty(at_least(0)))
   """Indices of the devices of each process that sample; empty: those that
   train."""
   rollout_tensor: int = placement(0, at_least(0))

@@ -38,15 +38,15 @@ class EpisodeConfig:
   max_context: int = learning(32768, at_least(1))
   """Limit on all tokens of the episode."""
   max_turn: int = learning(0, at_least(0))
-  """Limit on the tokens of one turn; a turn that is cut there ends without an
-  action, and the episode goes on. 0: none besides the episode's."""
+  """Limit on the tokens of one turn. A turn that reaches it ends without an
+  action, and the episode continues. 0: only the episode's limits."""
   answered_bad_turns: int = learning(2, at_least(0))
-  """How many turns without an allowed action are answered by an error line and
-  followed by another turn."""
+  """Number of turns without an allowed action that are answered by an error
+  line and followed by another turn."""
   answer_room: int = learning(0, at_least(0))
-  """Tokens kept for the answer: when the others are used up, the environment
-  asks for the answer, and one more turn may give it. 0, as in the paper: the
-  episode is truncated."""
+  """Tokens reserved for the answer. When all others are used up, the
+  environment asks for the answer, and the policy gets one more turn. 0, as in
+  the paper: the episode is truncated."""
   turn_deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn, including its time in the engine's queue."""
   search_deadline: float = placement(60.0, POSITIVE)
@@ -68,22 +68,22 @@ class SamplingConfig:
   top_k: int = learning(0, at_least(0))
   """Number of tokens that are sampled from; 0 is off."""
 
-  def asked(self, request: types.GenerateRequest) -> SamplingConfig:
-    """Returns these settings, but a request's own where it names them.
+  def for_request(self, request: types.GenerateRequest) -> SamplingConfig:
+    """Returns the settings for a request, whose own values replace these.
 
     Raises:
       ValueError: a setting of the request is out of its range.
     """
-    own = {
+    values = {
       name: value
       for name in ("temperature", "top_p", "top_k")
       if (value := getattr(request, name)) is not None
     }
-    if not own:
+    if not values:
       return self
-    found = dataclasses.replace(self, **own)
-    check(found, "sampling")
-    return found
+    sampling = dataclasses.replace(self, **values)
+    check(sampling, "sampling")
+    return sampling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,11 +145,10 @@ class SglangConfig:
   """
   gateway: str = placement("")
   """Address of an smg gateway, started with --enable-rl, that lists the servers
-  instead of `urls`. They may join and leave while a run goes on."""
+  instead of `urls`. Servers may join and leave during a run."""
   router: str = placement("")
-  """Address that turns go to, of a router that chooses a server for each; ""
-  sends them to the servers. Weights and health are always asked of each server.
-  """
+  """Address of a router that gets the turns and chooses a server for each; "":
+  turns go straight to the servers. Weights and health requests always do."""
   deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn."""
   retries: int = placement(3, at_least(0))
@@ -161,8 +160,9 @@ class SglangConfig:
   """Folder in RAM through which the servers get the current weights; "": one
   under /dev/shm."""
   deltas: bool = placement(False)
-  """Whether only what changed goes to `weights`, a folder of this run that
-  hosts see, where launch/serve_sglang.sh patches their copies (DELTAS)."""
+  """Whether only changed weights are written to `weights`, a folder of this run
+  that all hosts can read; launch/serve_sglang.sh patches their copies with them
+  (DELTAS)."""
   colocated: bool = placement(False)
   """Whether the servers are on the trainer's own GPUs, started with
   --enable-memory-saver. They release their memory before each training and get
@@ -187,7 +187,7 @@ class SearchConfig:
   answer_characters: int = learning(262144, at_least(1))
   """The same limit on all passages of an answer together."""
   tools: tuple[str, ...] = placement(())
-  """Retrievers of one's own for tools of the environment, each as
+  """Your own retrievers for tools of the environment, each as
   `TOOL=path/to/file.py:NAME`; see `retrieval.kind`."""
 
 
@@ -220,8 +220,8 @@ class PagesConfig:
   """Pages of the web: of search results, and of the tool `fetch`."""
 
   first: int = learning(0, at_least(0))
-  """How many results of a web search show their page instead of the snippet; 0:
-  none."""
+  """Number of results of a web search that show their page instead of the
+  snippet."""
   words: int = learning(500, at_least(1))
   """The most words of such a page."""
   opened_words: int = learning(2000, at_least(1))
@@ -255,10 +255,10 @@ class McpConfig:
   arguments: str = placement("")
   """Further arguments of every call, as a JSON object; "": none."""
   fields: tuple[str, ...] = placement(())
-  """Where the results are in what the tool returns, if they are not the only
-  list of its output schema, and the parts of one, if they have other names than
-  `id`, `title`, `text` and `score`: such as `results=data.hits` and
-  `text=snippet`. Empty, and no such list: each text that it returns is one."""
+  """Where the results are in the tool's output, if they are not the only list
+  of its output schema, and the names of a result's parts, if they are not `id`,
+  `title`, `text` and `score`: such as `results=data.hits` and `text=snippet`.
+  Without these and without such a list, each text of the output is a result."""
   deadline: float = placement(30.0, POSITIVE)
   """Seconds of a call, with its retries."""
 

@@ -53,8 +53,8 @@ class Range(NamedTuple):
   """What a value, or each item of a tuple, may be.
 
   Attributes:
-    words: for messages and documentation.
-    holds: the condition; NaN satisfies none.
+    words: describes the range in messages and documentation.
+    holds: returns whether a value is in the range; False for NaN.
     empty: whether a tuple may have no item.
   """
 
@@ -64,16 +64,18 @@ class Range(NamedTuple):
 
 
 def at_least(least: float) -> Range:
+  """The range of numbers from `least` on."""
   return Range(f"at least {least}", lambda x: x >= least)
 
 
-def one_of(*known: str) -> Range:
-  return Range(f"one of {', '.join(known)}", lambda x: x in known)
+def one_of(*values: str) -> Range:
+  """The range of some texts."""
+  return Range(f"one of {', '.join(values)}", lambda x: x in values)
 
 
-def or_none(each: Range) -> Range:
+def or_empty(items: Range) -> Range:
   """The range of a tuple that may be empty."""
-  return each._replace(empty=True)
+  return items._replace(empty=True)
 
 
 ANY = Range("", lambda _: True, empty=True)
@@ -109,7 +111,13 @@ def identity(default: T, range: Range = ANY) -> T:
 
 
 def learning(default: T, range: Range = ANY, *, switch: bool = False) -> T:
-  """A setting that may change at a resume, if the user allows it."""
+  """A setting that may change at a resume, if the user allows it.
+
+  Args:
+    default: its default.
+    range: what the value may be.
+    switch: see `Meta`.
+  """
   return _field(default, Meta(Kind.LEARNING, range, switch))
 
 
@@ -149,7 +157,8 @@ def listed(group: Any, path: str = "") -> Iterator[Setting]:
   groups = []
   for field in dataclasses.fields(group):
     inner = f"{path}.{field.name}" if path else field.name
-    value, meta = getattr(group, field.name), field.metadata.get("setting")
+    value = getattr(group, field.name)
+    meta = field.metadata.get("setting")
     if meta is None and dataclasses.is_dataclass(value):
       groups.append((value, inner))
     elif meta is not None:
@@ -200,11 +209,13 @@ def check(group: Any, path: str = "") -> None:
           f"{inner}: found (), expected one number or more, each "
           f"{meta.range.words}."
         )
-    for place, item in items:
-      number = isinstance(item, int | float) and not isinstance(item, bool)
-      for each in (meta.range, _FINITE) if number else (meta.range,):
-        if not each.holds(item):
-          raise ValueError(f"{place}: found {item!r}, expected {each.words}.")
+    for item_path, item in items:
+      is_number = isinstance(item, int | float) and not isinstance(item, bool)
+      for allowed in (meta.range, _FINITE) if is_number else (meta.range,):
+        if not allowed.holds(item):
+          raise ValueError(
+            f"{item_path}: found {item!r}, expected {allowed.words}."
+          )
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -223,16 +234,31 @@ def leaves(
       yield f"{path}{key}", value
 
 
-def unknown(name: str, found: object, names: Iterable[str]) -> ValueError:
-  """Returns the error of a name that is none of `names`."""
-  known = ", ".join(filter(None, names))
-  return ValueError(f"{name}: found {found!r}, expected one of {known}.")
+def unknown(name: str, value: object, names: Iterable[str]) -> ValueError:
+  """Returns the error of a setting whose value is not one of its names.
+
+  Args:
+    name: of the setting.
+    value: its value.
+    names: the values that it may have.
+  """
+  expected = ", ".join(filter(None, names))
+  return ValueError(f"{name}: found {value!r}, expected one of {expected}.")
 
 
-def require(name: str, found: str, names: Collection[str]) -> None:
-  """Raises `unknown` if a value is none of `names`."""
-  if found not in names:
-    raise unknown(name, found, names)
+def require(name: str, value: str, names: Collection[str]) -> None:
+  """Checks that the value of a setting is one of its names.
+
+  Args:
+    name: of the setting.
+    value: its value.
+    names: the values that it may have.
+
+  Raises:
+    ValueError: it has another value.
+  """
+  if value not in names:
+    raise unknown(name, value, names)
 
 
 def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
@@ -244,10 +270,10 @@ def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
   """
   hints = typing.get_type_hints(cls)
   fields = {field.name for field in dataclasses.fields(cls)}
-  unknown = sorted(set(values) - fields)
-  if unknown:
+  unknown_keys = sorted(set(values) - fields)
+  if unknown_keys:
     raise ValueError(
-      f"{path}: unknown key {unknown[0]!r}; expected one of "
+      f"{path}: unknown key {unknown_keys[0]!r}; expected one of "
       f"{', '.join(sorted(fields))}."
     )
   return cls(
@@ -259,7 +285,16 @@ def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
 
 
 def typed(hint: Any, value: Any, path: str) -> Any:
-  """Returns `value` converted to type `hint`; raises ValueError otherwise."""
+  """Converts a plain value to the type of a setting.
+
+  Args:
+    hint: the type: a number, text, a tuple of these, or a group of settings.
+    value: from JSON or a flag.
+    path: of the setting, for the error.
+
+  Raises:
+    ValueError: the value has another type.
+  """
   if isinstance(hint, type) and dataclasses.is_dataclass(hint):
     if not isinstance(value, Mapping):
       raise ValueError(f"{path}: found {value!r}, expected a group of values.")
@@ -306,12 +341,12 @@ def literal(hint: Any, text: str) -> Any:
   )
 
 
-def with_options(defaults: T, given: Iterable[str], *, path: str) -> T:
+def with_options(defaults: T, assignments: Iterable[str], *, path: str) -> T:
   """Returns a dataclass with the values that `NAME=VALUE` texts give it.
 
   Args:
     defaults: a dataclass; settings among its fields are checked (`check`).
-    given: of a name that is given twice, the last value counts.
+    assignments: the texts; the last one of a name counts.
     path: of the setting that holds them, for sentences.
 
   Raises:
@@ -320,7 +355,7 @@ def with_options(defaults: T, given: Iterable[str], *, path: str) -> T:
   """
   hints = typing.get_type_hints(type(defaults))
   values = {}
-  for assignment in given:
+  for assignment in assignments:
     name, separator, text = assignment.partition("=")
     if not separator or name not in hints:
       raise ValueError(
@@ -335,7 +370,13 @@ def with_options(defaults: T, given: Iterable[str], *, path: str) -> T:
 
 
 class Change(NamedTuple):
-  """A setting that differs; `old` and `new` are JSON values."""
+  """A setting that differs from that of an earlier start.
+
+  Attributes:
+    path: its dotted path.
+    kind: says whether it may change.
+    old, new: its values, as JSON.
+  """
 
   path: str
   kind: Kind
@@ -377,21 +418,24 @@ def _kind(meta: Meta | None, old: Any, new: Any) -> Kind:
 
 
 def refusal(changed: Sequence[Change], *, allow: bool) -> str:
-  """Returns why a run must not resume with these changes; "" if it may."""
-  if identity := named(changed, Kind.IDENTITY):
+  """Returns why a run must not resume with these changes; "" if it may.
+
+  `allow` says whether settings of learning may differ.
+  """
+  if fixed := describe(changed, Kind.IDENTITY):
     return (
-      f"found {identity}: such settings say which run it is and never change. "
+      f"found {fixed}: such settings say which run it is and never change. "
       "Resume with what the run began with, or name another --output."
     )
-  learning = named(changed, Kind.LEARNING)
-  if learning and not allow:
+  learned = describe(changed, Kind.LEARNING)
+  if learned and not allow:
     return (
-      f"found {learning}: this changes what is learned. Give --allow_changes "
+      f"found {learned}: this changes what is learned. Give --allow_changes "
       "to resume with it, or resume with what the run had."
     )
   return ""
 
 
-def named(changed: Sequence[Change], kind: Kind) -> str:
+def describe(changed: Sequence[Change], kind: Kind) -> str:
   """Returns the changes of a kind in words; "" if there are none."""
   return ", ".join(str(change) for change in changed if change.kind == kind)

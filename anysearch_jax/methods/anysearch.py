@@ -25,7 +25,7 @@ def reward(
     spent=o.spent,
     caps=o.caps,
   )
-  return method.parts(
+  return method.reward_terms(
     o.valid,
     total=terms.total,
     length=terms.length,

@@ -200,7 +200,7 @@ def validate(
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
-  validation.check(config, trains=trains, samples=samples)
+  validation.check_settings(config, trains=trains, samples=samples)
   validation.validate(
     config,
     environment=of_episode(config.episode),

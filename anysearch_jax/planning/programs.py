@@ -119,7 +119,7 @@ def _training(
     reference = weights.abstract(table.rows(base), base_shardings, base_dtype)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=placed.rows if x.shape else placed.whole
+      x.shape, x.dtype, sharding=placed.rows if x.shape else placed.replicated
     ),
     batching.abstract(
       config.batch,

@@ -159,7 +159,7 @@ class ChatEngine(completions.CompletionsEngine):
     if request.on_tokens is not None:
       tell = _teller(request.on_tokens, self._codec, tools=tools)
       asked |= {"stream": True, "stream_options": {"include_usage": True}}
-    sampling = self._sampling.asked(request)
+    sampling = self._sampling.for_request(request)
     with completions.engine_errors():
       said = await self._ask(asked, sampling, _said, _EXPECTED, tell)
       if said.call and _CHOICE in asked:

@@ -136,7 +136,7 @@ class CompletionsEngine:
       # Turns are reproducible if the server honours the seed.
       "seed": seed(request.address, request.turn),
     }
-    sampling = self._sampling.asked(request)
+    sampling = self._sampling.for_request(request)
     with engine_errors():
       said = await self._ask(asked, sampling, _completion, _EXPECTED)
     return generation(said, request, self._codec)

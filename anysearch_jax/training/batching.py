@@ -48,15 +48,30 @@ ArrayT = TypeVar("ArrayT", np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
 class Rows(NamedTuple, Generic[ArrayT]):
-  """Micro-batches of one row length; all arrays but `used` are `[A, B, T]`.
+  """Micro-batches of one row length; arrays are `[A, B, T]`.
 
-  Index t is the prediction of `targets[t]` from `tokens[..t]`, to which
-  `behaviour_logp`, `old_logp`, `advantage` and `weight` belong. `old_logp`
-  equals `behaviour_logp` until the trainer replaces it by its own or by `OWN`.
-  `reward` is packed only for a critic; before the first step the trainer
-  replaces it by `advantage`, `old_value` and `returns`. `experts`, of `tokens`,
-  `[A, B, T, L, K]`, is packed only if choices of experts are recorded. `exact`,
-  with `engine.exact`, are log-probabilities by the engine's program.
+  Index t is the prediction of `targets[t]` from `tokens[..t]`. A is the number
+  of micro-batches.
+
+  Attributes:
+    tokens: int32, ids.
+    targets: int32, the id after each of `tokens`.
+    positions: int32, index of the token in its trajectory.
+    segment_ids: int32, from 1 in each row; 0 is padding.
+    behaviour_logp: log-probability of the target when it was sampled.
+    old_logp: the same under the old policy. It equals `behaviour_logp` until
+      the trainer replaces it by its own or by `OWN`.
+    advantage: of the target.
+    weight: of the target in the loss; 0 if the model did not write it.
+    used: int32 `[]`, number of micro-batches that hold tokens.
+    reward: of the target; packed only for a critic. Before the first step, the
+      trainer replaces it by `advantage`, `old_value` and `returns`.
+    old_value: the critic's value before the rollout's first step.
+    returns: the critic's target.
+    experts: `[A, B, T, L, K]`, experts of `tokens`; packed only if choices of
+      experts are recorded.
+    exact: log-probability of the target by the engine's program, with
+      `engine.exact`.
   """
 
   tokens: ArrayT
@@ -67,7 +82,7 @@ class Rows(NamedTuple, Generic[ArrayT]):
   old_logp: ArrayT
   advantage: ArrayT
   weight: ArrayT
-  used: ArrayT  # int32 [], number of micro-batches that hold tokens.
+  used: ArrayT
   reward: ArrayT | None = None
   old_value: ArrayT | None = None
   returns: ArrayT | None = None
@@ -76,13 +91,22 @@ class Rows(NamedTuple, Generic[ArrayT]):
 
   @property
   def inputs(self) -> tuple[Any, ...]:
-    """What log-probabilities are computed from, and where: at the weights."""
-    scored, of = self.weight != 0, self.segment_ids
-    return self.tokens, self.targets, self.positions, of, scored, self.experts
+    """The arrays of `logprobs.token_logprobs`, from `tokens` to `recorded`.
+
+    Tokens with a weight are scored.
+    """
+    return (
+      self.tokens,
+      self.targets,
+      self.positions,
+      self.segment_ids,
+      self.weight != 0,
+      self.experts,
+    )
 
   @property
   def states(self) -> tuple[ArrayT, ArrayT, ArrayT]:
-    """What values are computed from."""
+    """The arrays that values are computed from."""
     return self.tokens, self.positions, self.segment_ids
 
 
@@ -99,15 +123,26 @@ def abstract(
   rewards: bool = False,
   experts: jax.ShapeDtypeStruct | None = None,
 ) -> AbstractBatch:
-  """Returns the shapes and dtypes of every batch that `pack` makes."""
+  """Returns the shapes and dtypes of every batch that `pack` makes.
+
+  Args:
+    config, multiple, rewards, experts: as for `pack`.
+  """
 
   def rows(length: int) -> Rows[jax.ShapeDtypeStruct]:
-    b = config.rows(length, multiple)
-    shape = (config.max_micro_batches, b, length)
+    row_count = config.rows(length, multiple)
+    shape = (config.max_micro_batches, row_count, length)
     ids = jax.ShapeDtypeStruct(shape, np.int32)
     values = jax.ShapeDtypeStruct(shape, np.float32)
     return Rows(
-      *(ids, ids, ids, ids, values, values, values, values),
+      tokens=ids,
+      targets=ids,
+      positions=ids,
+      segment_ids=ids,
+      behaviour_logp=values,
+      old_logp=values,
+      advantage=values,
+      weight=values,
       used=jax.ShapeDtypeStruct((), np.int32),
       reward=values if rewards else None,
       experts=experts
@@ -128,13 +163,13 @@ def pack(
   """Packs sequences of a token or more, one `Rows` for each row length.
 
   Args:
-    sequences: what is packed.
-    config: the shapes, and how many segments a row may hold.
-    multiple: a micro-batch has a multiple of so many rows, the number of
-      devices that these are sharded over.
+    sequences: the examples.
+    config: the shapes, and the limit on segments in a row.
+    multiple: number of devices that the rows of a micro-batch are sharded over;
+      their number is a multiple of it.
     rewards: whether to pack the tokens' rewards too.
-    experts: a token's recorded experts (`policy.experts.record`), to pack them
-      too; None leaves them out.
+    experts: shape and dtype of a token's recorded experts
+      (`policy.experts.record`), to pack them too; None leaves them out.
 
   Raises:
     ValueError: a sequence is longer than every row, or needs more micro-batches
@@ -147,61 +182,77 @@ def pack(
   for rows in batch:
     if rows.experts is not None:  # No token has a record yet.
       rows.experts[...] = np.iinfo(rows.experts.dtype).max
-  # Predictions of each: all tokens but the first.
-  sizes = [len(s.token_ids) - 1 for s in sequences]
-  found = _packed(sizes, config=config, multiple=multiple)
-  for rows, packed in zip(batch, found, strict=True):
-    b = rows.tokens.shape[1]
-    rows.used[()] = len(packed) // b
-    for r, row in enumerate(packed):
+  # The number of predictions of each: all tokens but the first.
+  sizes = [len(sequence.token_ids) - 1 for sequence in sequences]
+  rows_by_length = _packed(sizes, config=config, multiple=multiple)
+  for rows, members_by_row in zip(batch, rows_by_length, strict=True):
+    rows_per_batch = rows.tokens.shape[1]
+    rows.used[()] = len(members_by_row) // rows_per_batch
+    for index, members in enumerate(members_by_row):
+      micro_batch, row = divmod(index, rows_per_batch)
       start = 0
-      for segment, n in enumerate(row, 1):
-        sequence, stop = sequences[n], start + sizes[n]
-        here = np.s_[r // b, r % b, start:stop]
+      for segment, i in enumerate(members, 1):
+        sequence = sequences[i]
+        stop = start + sizes[i]
+        span = np.s_[micro_batch, row, start:stop]
         start = stop
-        rows.tokens[here] = sequence.token_ids[:-1]
-        rows.targets[here] = sequence.token_ids[1:]
-        rows.positions[here] = np.arange(sizes[n])
-        rows.segment_ids[here] = segment
-        rows.behaviour_logp[here] = sequence.logps[1:]
-        rows.old_logp[here] = sequence.logps[1:]
-        advantage = np.broadcast_to(sequence.advantage, sizes[n] + 1)
-        rows.advantage[here] = advantage[1:]
-        rows.weight[here] = sequence.weights[1:]
+        rows.tokens[span] = sequence.token_ids[:-1]
+        rows.targets[span] = sequence.token_ids[1:]
+        rows.positions[span] = np.arange(sizes[i])
+        rows.segment_ids[span] = segment
+        rows.behaviour_logp[span] = sequence.logps[1:]
+        rows.old_logp[span] = sequence.logps[1:]
+        advantage = np.broadcast_to(sequence.advantage, sizes[i] + 1)
+        rows.advantage[span] = advantage[1:]
+        rows.weight[span] = sequence.weights[1:]
         if rows.reward is not None and sequence.rewards is not None:
-          rows.reward[here] = sequence.rewards[1:]
+          rows.reward[span] = sequence.rewards[1:]
         if rows.experts is not None and sequence.experts is not None:
-          rows.experts[here] = sequence.experts[:-1]
+          rows.experts[span] = sequence.experts[:-1]
   return batch
 
 
 def rescored(
   batch: HostBatch, score: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> list[np.ndarray]:
-  """Scores the packed sequences; returns `[A, B, T]` of each of the `Rows`.
+  """Scores the packed sequences again.
 
-  `score` maps sequences, int32 `[T]`, to float32 `[T - 1]`. Padding has 0.
+  Args:
+    batch: the packed sequences.
+    score: maps sequences, int32 `[T]`, to their log-probabilities, float32
+      `[T - 1]`.
+
+  Returns:
+    float32 `[A, B, T]` for each of the `Rows`, 0 in padding.
   """
-  out = [np.zeros_like(rows.old_logp) for rows in batch]
-  places, sequences = [], []
-  for rows, row in zip(batch, out, strict=True):
-    for a, b in np.ndindex(rows.tokens.shape[:2]):
-      ids = rows.segment_ids[a, b]
-      for here in (ids == segment for segment in np.unique(ids[ids > 0])):
-        last = rows.targets[a, b, here][-1:]
-        sequences.append(np.append(rows.tokens[a, b, here], last))
-        places.append((row[a, b], here))
-  for (at, here), found in zip(places, score(sequences), strict=True):
-    at[here] = found
-  return out
+  exact = [np.zeros_like(rows.old_logp) for rows in batch]
+  slots = []
+  sequences = []
+  for rows, scores in zip(batch, exact, strict=True):
+    for row in np.ndindex(rows.tokens.shape[:2]):
+      segment_ids = rows.segment_ids[row]
+      for segment in np.unique(segment_ids[segment_ids > 0]):
+        members = segment_ids == segment
+        # The last token of a sequence is only a target.
+        last = rows.targets[row][members][-1:]
+        sequences.append(np.append(rows.tokens[row][members], last))
+        slots.append((scores[row], members))
+  for (row_scores, members), logps in zip(slots, score(sequences), strict=True):
+    row_scores[members] = logps
+  return exact
 
 
 def micro_batches(
   sizes: Sequence[int], *, config: config_lib.BatchConfig, multiple: int = 1
 ) -> tuple[int, ...]:
-  """Returns how many micro-batches of each row length `pack` fills, or raises.
+  """Returns how many micro-batches of each row length `pack` fills.
 
-  `sizes` are numbers of predictions: all tokens of a sequence but the first.
+  Args:
+    sizes: numbers of predictions: all tokens of a sequence but the first.
+    config, multiple: as for `pack`.
+
+  Raises:
+    ValueError: as `pack`.
   """
   packed = _packed(sizes, config=config, multiple=multiple)
   return tuple(
@@ -210,7 +261,7 @@ def micro_batches(
   )
 
 
-# The sequences in a row, as indices.
+# Indices of the sequences in a row.
 _Row = list[int]
 
 
@@ -221,23 +272,24 @@ def _packed(
 
   Rows fill micro-batches, the last one with empty rows.
   """
-  lengths, most = config.row_lengths, config.max_segments
+  lengths = config.row_lengths
+  max_segments = config.max_segments
   waiting: list[_Row] = [[] for _ in lengths]
   # The sort is stable: sequences of equal length keep their order.
-  for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
-    if sizes[n] > lengths[-1]:
+  for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    if sizes[i] > lengths[-1]:
       raise ValueError(
-        f"A trajectory of {sizes[n] + 1} tokens does not fit the longest "
+        f"A trajectory of {sizes[i] + 1} tokens does not fit the longest "
         f"training row of {lengths[-1]}; raise batch.row_lengths or lower "
         "episode.max_context."
       )
-    waiting[bisect.bisect_left(lengths, sizes[n])].append(n)
+    waiting[bisect.bisect_left(lengths, sizes[i])].append(i)
   packed: list[list[_Row]] = []
   # Longest rows first: shorter sequences fill the space left in their
   # micro-batches, whose padding would be computed anyway.
   for length in reversed(lengths):
     rows: list[_Row] = []
-    _best_fit(rows, waiting.pop(), sizes, length, most, grows=True)
+    _best_fit(rows, waiting.pop(), sizes, length, max_segments, grows=True)
     b = config.rows(length, multiple)
     rows += [[] for _ in range(-len(rows) % b)]
     if len(rows) > config.max_micro_batches * b:
@@ -247,7 +299,7 @@ def _packed(
         f"{config.max_micro_batches}; raise it."
       )
     for shorter in reversed(waiting):
-      shorter[:] = _best_fit(rows, shorter, sizes, length, most)
+      shorter[:] = _best_fit(rows, shorter, sizes, length, max_segments)
     packed.insert(0, rows)
   return packed
 
@@ -257,31 +309,42 @@ def _best_fit(
   waiting: _Row,
   sizes: Sequence[int],
   length: int,
-  most: int,
+  max_segments: int,
   *,
   grows: bool = False,
 ) -> _Row:
   """Puts each sequence into the fullest row with room for it.
 
-  Returns those that no row has room for; with `grows`, they get new rows.
+  Args:
+    rows: indices of the sequences in each row; the function adds to them.
+    waiting: indices of the sequences to place.
+    sizes: number of predictions of each sequence.
+    length: tokens of a row.
+    max_segments: limit on the sequences in a row.
+    grows: whether sequences that no row has room for get new rows.
+
+  Returns:
+    The indices of the sequences that no row has room for.
   """
+  # By the tokens left in them: the rows that may take another sequence.
   free = sorted(
-    (length - sum(sizes[n] for n in row), r)
+    (length - sum(sizes[i] for i in row), r)
     for r, row in enumerate(rows)
-    if len(row) < most
+    if len(row) < max_segments
   )
-  rest = []
-  for n in waiting:
-    place = bisect.bisect_left(free, (sizes[n], 0))
-    if place < len(free):
-      room, r = free.pop(place)
+  unplaced = []
+  for i in waiting:
+    tightest = bisect.bisect_left(free, (sizes[i], 0))
+    if tightest < len(free):
+      room, r = free.pop(tightest)
     elif grows:
-      room, r = length, len(rows)
+      room = length
+      r = len(rows)
       rows.append([])
     else:
-      rest.append(n)
+      unplaced.append(i)
       continue
-    rows[r].append(n)
-    if len(rows[r]) < most:
-      bisect.insort(free, (room - sizes[n], r))
-  return rest
+    rows[r].append(i)
+    if len(rows[r]) < max_segments:
+      bisect.insort(free, (room - sizes[i], r))
+  return unplaced

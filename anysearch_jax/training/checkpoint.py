@@ -53,9 +53,11 @@ LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")
 _LAST_SAVE = "last_save.json"
 # Bytes a second to assume before the first save: those of a slow network disk.
 _SPEED = 100e6
-# Least seconds granted until a save begins, and those before the first step,
-# which may be compiling for minutes; little is lost then.
-_LEAST, _AT_FIRST = 120.0, 20.0
+# Least seconds granted until a save begins.
+_LEAST_WAIT = 120.0
+# The same before the first step, which may be compiling for minutes; a run that
+# is killed then loses little.
+_LEAST_WAIT_AT_FIRST = 20.0
 _DAMAGED = "damaged"
 _TEMPORARY = ocp.path.atomicity_types.TMP_DIR_SUFFIX
 
@@ -71,9 +73,12 @@ class MismatchError(ValueError):
 class Saved(NamedTuple):
   """The state from which a run resumes.
 
-  rollout: the next one to train on, or the one in training.
-  progress: plain values (JSON) of the run.
-  pending: rollouts from `rollout` on that are already played.
+  Attributes:
+    rollout: the next one to train on, or the one in training.
+    state: the training state.
+    curriculum: the state of the curriculum before that rollout.
+    progress: plain values (JSON) of the run.
+    pending: rollouts from `rollout` on that are already played.
   """
 
   rollout: int
@@ -86,12 +91,14 @@ class Saved(NamedTuple):
   def trees(self) -> dict[str, Any]:
     """The items that are trees of arrays."""
     params, opt_state, step, critic = self.state
-    return {
+    trees = {
       "params": params,
       "optimizer": {"opt_state": opt_state, "step": step},
       "curriculum": self.curriculum,
-      **({} if critic is None else {"critic": critic}),
     }
+    if critic is not None:
+      trees["critic"] = critic
+    return trees
 
 
 def quality(
@@ -115,8 +122,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
   every checkpoint. Damaged ones are reported and moved to `damaged/`, which
   keeps one of them, so that the run can save them again.
 
-  Every checkpoint stores `config`, the run's as plain values; `keep` says which
-  are kept. Raises DamagedError if there are checkpoints and all are damaged.
+  Args:
+    folder: of the checkpoints.
+    config: the run's configuration as plain values, which every checkpoint
+      stores.
+    keep: says which checkpoints are kept.
+    clock: returns the time in seconds.
+
+  Raises:
+    DamagedError: there are checkpoints, and all are damaged.
   """
 
   def __init__(
@@ -127,36 +141,43 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     keep: config_lib.CheckpointConfig,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._clock, self._began = clock, 0.0
+    self._clock = clock
+    self._began = 0.0
     self.folder = pathlib.Path(folder).absolute()
     self._config = config
     self._rollout = 0
     processes.on_main(lambda: _tidy(self.folder))
     quality_of = operator.itemgetter("quality")
     policies = ocp.checkpoint_managers
-    kept = [
-      policies.LatestN(keep.keep_last),
-      policies.BestN(get_metric_fn=quality_of, n=keep.keep_best),
-    ]
+    preservation = policies.AnyPreservationPolicy(
+      [
+        policies.LatestN(keep.keep_last),
+        policies.BestN(get_metric_fn=quality_of, n=keep.keep_best),
+      ]
+    )
     options = ocp.CheckpointManagerOptions(
       best_fn=quality_of,
-      preservation_policy=policies.AnyPreservationPolicy(kept),
+      preservation_policy=preservation,
       async_options=ocp.AsyncOptions(post_finalization_callback=self._seal),
     )
     self._manager = ocp.CheckpointManager(self.folder, options=options)
 
   def has(self, rollout: int) -> bool:
-    """Whether this rollout has a checkpoint, complete or in progress."""
+    """Returns whether a rollout has a checkpoint, complete or in progress."""
     return rollout in self._manager.all_steps()
 
   def save(self, saved: Saved, quality: float) -> None:
     """Saves in the background; the arrays are copied before this returns.
 
-    With several processes, they are on a mesh of all their devices. `keep_best`
-    compares `quality`; larger is better.
+    With several processes, the arrays are on a mesh of all their devices.
+
+    Args:
+      saved: the state.
+      quality: the value that `keep_best` compares; larger is better.
     """
     self._finish()
-    self._rollout, self._began = saved.rollout, self._clock()
+    self._rollout = saved.rollout
+    self._began = self._clock()
     trees = dict(saved.trees)
     # A copy, because Orbax serializes it later, in the background.
     values = {"progress": copy.deepcopy(saved.progress), "config": self._config}
@@ -181,9 +202,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
   def restore(self, rollout: int, like: Saved) -> Saved:
     """Restores a checkpoint.
 
-    State and curriculum of `like` have the shapes, dtypes and shardings to
-    restore to (arrays or `jax.ShapeDtypeStruct`); the rest of it is ignored.
-    Raises as `read`.
+    Args:
+      rollout: number of the checkpoint.
+      like: its state and curriculum (arrays or `jax.ShapeDtypeStruct`) have the
+        shapes, dtypes and shardings to restore to; the rest is ignored.
+
+    Raises:
+      MismatchError: as `read`.
     """
     folder = self.folder / str(rollout)
     trees = {
@@ -192,20 +217,21 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     }
     pending = None
     if (folder / "pending").is_dir():
-      tokens = collection.pack(()).tokens
+      tokens = collection.serialize(()).tokens
       if (folder / "tokens").is_dir():
         with ocp.StandardCheckpointer() as reader:
           tokens = reader.restore(folder / "tokens")
       values = read_json(self.folder, rollout, "pending")
       pending = collection.StoredRollouts(values, tokens)
+    state = train_step.TrainState(
+      trees["params"], **trees["optimizer"], critic=trees.get("critic")
+    )
     return Saved(
-      rollout,
-      train_step.TrainState(
-        trees["params"], **trees["optimizer"], critic=trees.get("critic")
-      ),
-      trees["curriculum"],
-      read_json(self.folder, rollout, "progress"),
-      pending,
+      rollout=rollout,
+      state=state,
+      curriculum=trees["curriculum"],
+      progress=read_json(self.folder, rollout, "progress"),
+      pending=pending,
     )
 
   def __exit__(self, failure: type | None = None, *unused) -> None:
@@ -243,18 +269,23 @@ def rollouts(folder: str | pathlib.Path) -> list[int]:
 def sound(folder: str | pathlib.Path, rollout: int | None = None) -> int:
   """Returns the newest undamaged checkpoint, and logs the damaged ones before.
 
-  `rollout` is the only acceptable one; None accepts any. Raises
-  FileNotFoundError if there is no such one, DamagedError if all are damaged.
+  Args:
+    folder: of the checkpoints.
+    rollout: the only acceptable one; None accepts any.
+
+  Raises:
+    FileNotFoundError: there is no acceptable checkpoint.
+    DamagedError: all of them are damaged.
   """
-  found = rollouts(folder)
-  wanted = [r for r in found if rollout in (None, r)]
-  if not wanted:
+  saved = rollouts(folder)
+  candidates = [r for r in saved if rollout in (None, r)]
+  if not candidates:
     raise FileNotFoundError(
-      f"{folder}: found checkpoints {found}, expected "
+      f"{folder}: found checkpoints {saved}, expected "
       f"{'one' if rollout is None else rollout}."
     )
   damages = []
-  for candidate in reversed(wanted):
+  for candidate in reversed(candidates):
     damage = find_damage(pathlib.Path(folder) / str(candidate))
     if not damage:
       return candidate
@@ -281,11 +312,12 @@ def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
   """
   path = pathlib.Path(folder).absolute() / str(rollout) / item
   metadata = ocp.StandardCheckpointHandler().metadata(path)
-  found, expected = _leaves(metadata.tree), _leaves(like)
-  for name in [*expected, *found]:
-    if found.get(name) != expected.get(name):
+  stored = _leaves(metadata.tree)
+  expected = _leaves(like)
+  for name in [*expected, *stored]:
+    if stored.get(name) != expected.get(name):
       raise MismatchError(
-        f"{path}: {name}: found {found.get(name, 'no array')}, expected "
+        f"{path}: {name}: found {stored.get(name, 'no array')}, expected "
         f"{expected.get(name, 'no array')}; the checkpoint belongs to another "
         "policy or optimizer."
       )
@@ -296,13 +328,20 @@ def read(folder: str | pathlib.Path, rollout: int, item: str, like: Any) -> Any:
 def read_json(
   folder: str | pathlib.Path, rollout: int, item: str
 ) -> dict[str, Any]:
-  """Reads the values of one JSON item, `progress` or `config`."""
+  """Reads the values of one JSON item of a checkpoint.
+
+  Args:
+    folder: of the checkpoints.
+    rollout: number of the checkpoint.
+    item: `progress`, `config` or `pending`.
+  """
   path = pathlib.Path(folder).absolute() / str(rollout) / item
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
     return reader.restore(path)
 
 
 def _leaves(tree: Any) -> dict[str, str]:
+  """Returns dtype and shape of each array in words, by its path."""
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): (
       f"{jnp.dtype(leaf.dtype).name}{list(leaf.shape)}"
@@ -337,19 +376,20 @@ def find_damage(folder: pathlib.Path) -> str:
   names = _names(folder)
   if lacking := sorted(listed.keys() - names):
     return f"{folder} lacks {lacking[0]} ({len(lacking)} files in all)."
-  if unknown := sorted(names - listed.keys()):
-    return f"{folder} has {unknown[0]}, which its manifest does not list."
+  if unlisted := sorted(names - listed.keys()):
+    return f"{folder} has {unlisted[0]}, which its manifest does not list."
   try:
-    found = _entries(folder, listed)
+    entries = _entries(folder, listed)
   except OSError as error:
     return f"{folder} cannot be read: {error}."
-  for name, entry in found.items():
+  for name, entry in entries.items():
     if entry != listed[name]:
       return f"{folder / name} is {entry}; its manifest says {listed[name]}."
   return ""
 
 
 def _names(folder: pathlib.Path) -> set[str]:
+  """Returns the paths of the files that a manifest lists."""
   return {
     path.relative_to(folder).as_posix()
     for path in folder.rglob("*")
@@ -358,6 +398,7 @@ def _names(folder: pathlib.Path) -> set[str]:
 
 
 def _entries(folder: pathlib.Path, names: Collection[str]) -> Entries:
+  """Returns size and digest of each file."""
   paths = (folder / name for name in names)
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     return dict(zip(names, pool.map(disk.fingerprint, paths)))
@@ -378,7 +419,7 @@ def _tidy(folder: pathlib.Path) -> None:
     )
   for rollout, damage in damages.items():
     if damage:
-      # Only one is kept.
+      # Keep only one, because a checkpoint may fill a disk.
       aside = folder / _DAMAGED
       shutil.rmtree(aside, ignore_errors=True)
       aside.mkdir()
@@ -397,28 +438,39 @@ def stop_seconds(
 
   A stop waits for the optimizer step in progress, and for rollouts that use
   older weights, less than one rollout. The result is twice the expected
-  duration. The newest save in `folder` gives the disk's speed, `size` are the
-  bytes of the state, and `stepped` says whether an optimizer step was taken.
+  duration.
+
+  Args:
+    folder: of the checkpoints; its newest save gives the disk's speed.
+    size: bytes of the state.
+    longest_rollout: seconds of the longest rollout so far.
+    stepped: whether an optimizer step was taken.
   """
   try:
     last = json_files.read(folder / _LAST_SAVE)
     speed = float(last["bytes"]) / max(float(last["seconds"]), 1e-3)
   except (OSError, ValueError, LookupError, TypeError):
     speed = _SPEED
-  least = _LEAST if stepped else _AT_FIRST
+  least = _LEAST_WAIT if stepped else _LEAST_WAIT_AT_FIRST
   return max(least, 2 * longest_rollout) + 2 * size / max(speed, 1.0)
 
 
 class Pace:
   """Measures rollouts and decides when a save by the clock is due.
 
-  There are `minutes` between saves; 0 disables them. `longest` are the seconds
-  of the longest rollout so far.
+  Attributes:
+    longest: seconds of the longest rollout so far.
+
+  Args:
+    minutes: time between saves; 0 disables them.
+    clock: returns the time in seconds.
   """
 
   def __init__(self, minutes: float, clock: Callable[[], float]):
-    self._every, self._clock = 60 * minutes, clock
-    self._began = self._saved = clock()
+    self._every = 60 * minutes
+    self._clock = clock
+    self._began = clock()
+    self._saved = self._began
     self.longest = 0.0
 
   def rollout(self) -> bool:

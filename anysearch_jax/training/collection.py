@@ -1,8 +1,8 @@
 """Collects a rollout.
 
-Where several processes sample, each one plays a share and then has all of it.
-Every random draw is addressed by rollout, question and sample, so it does not
-matter which process plays which question.
+If several processes sample, each one plays a share of a rollout, and all of
+them get the whole rollout. Every random draw is addressed by rollout, question
+and sample, so it does not matter which process plays which question.
 
 With `pipeline.extra_groups` a rollout plays that many more questions than it
 keeps, and cancels the slowest groups (stragglers), which is biased against long
@@ -50,11 +50,13 @@ _DTYPES = {
 class QuestionStream(NamedTuple):
   """The training questions, and the size of the rollouts that they fill.
 
-  questions: in order; they repeat when they end.
-  groups: that a rollout keeps, one for each question.
-  samples: trajectories of each group.
-  extra_groups: that a rollout plays beyond these, of questions of their own.
-  searchless: the last so many samples of each group get no search.
+  Attributes:
+    questions: in order; they repeat when they end.
+    groups: number of groups that a rollout keeps, one for each question.
+    samples: number of trajectories of each group.
+    extra_groups: number of groups that a rollout plays beyond these, of
+      questions of their own.
+    searchless: number of samples at the end of each group that get no search.
   """
 
   questions: Sequence[types.Question]
@@ -70,8 +72,8 @@ class QuestionStream(NamedTuple):
 
   def question(self, rollout: int, index: int) -> types.Question:
     """Returns the question at an index of a rollout."""
-    at = rollout * self.per_rollout + index
-    return self.questions[at % len(self.questions)]
+    index_in_run = rollout * self.per_rollout + index
+    return self.questions[index_in_run % len(self.questions)]
 
   def position(self, rollout: int) -> dict[str, int]:
     """Returns the position before a rollout, as plain values."""
@@ -85,11 +87,11 @@ class Collector:
 
   Args:
     stream: the questions.
-    parts: what episodes are played with.
+    parts: engine, retriever and environment of the episodes.
     timeline: gets the spans of turns and searches.
-    slots: how many episodes play at a time.
-    quiet_seconds: without progress, after which a warning is logged.
-    prices: that budgets state.
+    slots: limit on the episodes that play at the same time.
+    quiet_seconds: time without progress after which a warning is logged.
+    prices: the prices that budgets of dollars are charged by.
   """
 
   def __init__(
@@ -112,24 +114,38 @@ class Collector:
   def collect(
     self, rollout: int, assignment: curriculum.Assignment, scope: loop.Scope
   ) -> RolloutBatch:
-    """Plays the questions of one rollout; `scope` stops its episodes."""
-    tokens, scaffold = assignment.tokens, bool(assignment.scaffold)
+    """Plays the questions of one rollout.
+
+    Args:
+      rollout: its number.
+      assignment: budgets and scaffold of its questions.
+      scope: stops its episodes.
+
+    Returns:
+      The rollout of all processes, the same in each of them.
+    """
+    tokens = assignment.tokens
+    scaffold = bool(assignment.scaffold)
     if tokens is None:
       tokens = np.full_like(assignment.budgets, budgets_lib.UNCAPPED)
     assignments = [
       driver.Assignment(
-        i,
-        self.stream.question(rollout, i),
-        budgets_lib.Budget(int(b), int(t), prices=self._prices),
+        index,
+        self.stream.question(rollout, index),
+        budgets_lib.Budget(int(searches), int(cap), prices=self._prices),
         scaffold,
       )
-      for i, (b, t) in enumerate(zip(assignment.budgets, tokens, strict=True))
+      for index, (searches, cap) in enumerate(
+        zip(assignment.budgets, tokens, strict=True)
+      )
     ]
-    first, count = processes.index(), processes.count()
-    keep = len(range(first, self.stream.groups, count))
+    # The processes take turns, so that their shares differ by at most a group.
+    process = processes.index()
+    process_count = processes.count()
+    keep = len(range(process, self.stream.groups, process_count))
     playing = loop.Work(
       driver.run_groups(
-        assignments[first::count] if keep else (),
+        assignments[process::process_count] if keep else (),
         self._parts,
         group=self.stream.samples,
         rollout=rollout,
@@ -142,23 +158,23 @@ class Collector:
       ),
       scope,
     )
-    shares = processes.all_gather(lambda: pack([self._share(playing)]))
-    return self._merged(
-      assignments,
-      [
-        share
-        # Tuples of other processes arrive as lists.
-        for packed in shares
-        for share in unpack(StoredRollouts(*packed), self.stream.question)
-      ],
-    )
+    shares: list[RolloutBatch] = []
+    for packed in processes.all_gather(
+      lambda: serialize([self._share(playing)])
+    ):
+      # Tuples of other processes arrive as lists.
+      stored = StoredRollouts(*packed)
+      shares += deserialize(stored, self.stream.question)
+    return self._merged(assignments, shares)
 
   def _share(self, playing: loop.Work[driver.Rollout]) -> RolloutBatch:
     """Waits for this process's share of a rollout."""
     played = playing.wait()
     return RolloutBatch(
       **played._asdict(),
-      places=np.asarray([_place(group) for group in played.groups], np.int64),
+      places=np.asarray(
+        [_question_index(group) for group in played.groups], np.int64
+      ),
       stragglers=0,
       engine=_pop_counters(self._parts.engine),
       search=_pop_counters(self._parts.retriever),
@@ -170,8 +186,14 @@ class Collector:
     """Records a turn or a search on the timeline."""
     match request:
       case types.GenerateRequest(address=a, turn=turn):
-        of = {"question": a.question, "sample": a.sample, "turn": turn}
-        return self._timeline.span(rollout, timeline_lib.TURNS, "turn", **of)
+        return self._timeline.span(
+          rollout,
+          timeline_lib.TURNS,
+          "turn",
+          question=a.question,
+          sample=a.sample,
+          turn=turn,
+        )
       case types.SearchRequest(query=query):
         return self._timeline.span(
           rollout, timeline_lib.SEARCHES, "search", query=query
@@ -184,16 +206,18 @@ class Collector:
     shares: Sequence[RolloutBatch],
   ) -> RolloutBatch:
     """Returns the rollout of which every process played a share."""
-    found = {
-      _place(group): group
+    groups = {
+      _question_index(group): group
       for share in shares
       for group in share.groups
       if group
     }
     # Pad missing groups with None, at the first indices that are free.
-    rest = (a.index for a in assignments if a.index not in found)
-    lacking = self.stream.groups - len(found)
-    places = sorted([*found, *(next(rest) for _ in range(lacking))])
+    free_indices = (a.index for a in assignments if a.index not in groups)
+    missing_count = self.stream.groups - len(groups)
+    places = sorted(
+      [*groups, *(next(free_indices) for _ in range(missing_count))]
+    )
     counts = {
       name: sum(getattr(share, name) for share in shares) for name in _COUNTS
     }
@@ -204,17 +228,17 @@ class Collector:
       engine.update(share.engine)
       search.update(share.search)
     return RolloutBatch(
-      groups=[found.get(place) for place in places],
+      groups=[groups.get(place) for place in places],
       places=np.asarray(places),
       **counts,
-      stragglers=len(assignments) - len(found) - counts["dropped"],
+      stragglers=len(assignments) - len(groups) - counts["dropped"],
       engine=engine,
       search=search,
       reason=next((share.reason for share in shares if share.reason), ""),
     )
 
 
-def _place(group: types.Group) -> int:
+def _question_index(group: types.Group) -> int:
   """Returns the index of a group's question in its rollout."""
   return group.trajectories[0].address.question
 
@@ -230,14 +254,16 @@ def _pop_counters(part: object) -> Counter[str]:
 class RolloutBatch(NamedTuple):
   """A rollout of all processes: its groups in question order.
 
-  groups: None where a group was dropped.
-  places: int `[Q]`, the index of each group in the rollout's assignment.
-  dropped, resampled, failed: as in `driver.Rollout`.
-  stragglers: number of groups that were cancelled because they were slow.
-  engine, search: counters of engines and retrievers during the rollout.
-  reason: why the first failed episode failed; "" if none did.
-  fingerprint, fingerprint_max: mean and largest distance of log-probabilities
-    between engine and trainer in nats. gaps: means by part, see `health.Gaps`.
+  Attributes:
+    groups: None where a group was dropped.
+    places: int `[Q]`, the index of each group in the rollout's assignment.
+    dropped, resampled, failed: as in `driver.Rollout`.
+    stragglers: number of groups that were cancelled because they were slow.
+    engine, search: counters of engines and retrievers during the rollout.
+    reason: why the first failed episode failed; "" if none did.
+    fingerprint, fingerprint_max: mean and largest distance of log-probabilities
+      between engine and trainer in nats.
+    gaps: the mean distance of each part of the engine, see `health.Gaps`.
   """
 
   groups: list[types.Group | None]
@@ -270,32 +296,33 @@ _PLAIN = (*_COUNTS, "stragglers", "reason", *_MEASURED)
 class StoredRollouts(NamedTuple):
   """Consecutive rollouts, serialized.
 
-  values: JSON. tokens: by name, the arrays of all trajectories, concatenated.
+  Attributes:
+    values: JSON values.
+    tokens: by name, the arrays of all trajectories, concatenated.
   """
 
   values: dict[str, Any]
   tokens: dict[str, np.ndarray]
 
 
-def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
-  """Serializes rollouts; `unpack` restores them."""
-  groups = [group for batch in rollouts for group in batch.groups]
-  trajectories = [t for group in groups if group for t in group.trajectories]
-  values = {
-    "groups": [
-      None if group is None else [_values(t) for t in group.trajectories]
-      for group in groups
-    ],
-    "rollouts": [
+def serialize(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
+  """Serializes rollouts; `deserialize` restores them."""
+  trajectories: list[types.Trajectory] = []
+  group_values: list[list[dict[str, Any]] | None] = []
+  rollout_values = []
+  for batch in rollouts:
+    for group in batch.groups:
+      members = group.trajectories if group else ()
+      trajectories += members
+      group_values.append([_values(t) for t in members] if group else None)
+    rollout_values.append(
       {
         "places": batch.places.tolist(),
         "engine": dict(batch.engine),
         "search": dict(batch.search),
         "plain": {name: getattr(batch, name) for name in _PLAIN},
       }
-      for batch in rollouts
-    ],
-  }
+    )
   tokens = {
     name: np.concatenate(
       [np.zeros(0, dtype), *(getattr(t, name) for t in trajectories)],
@@ -305,34 +332,36 @@ def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   }
   recorded = [t.experts for t in trajectories if t.experts is not None]
   if recorded:
+    unknown = functools.partial(experts.unrecorded, like=recorded[0])
     tokens["experts"] = np.concatenate(
       [
-        experts.unrecorded(len(t.token_ids), recorded[0])
-        if t.experts is None
-        else t.experts
+        unknown(len(t.token_ids)) if t.experts is None else t.experts
         for t in trajectories
       ]
     )
+  values = {"groups": group_values, "rollouts": rollout_values}
   return StoredRollouts(values, tokens)
 
 
-def unpack(
+def deserialize(
   stored: StoredRollouts, question: Callable[[int, int], types.Question]
 ) -> list[RolloutBatch]:
-  """Restores rollouts that `pack` serialized.
+  """Restores rollouts that `serialize` serialized.
 
-  `question` returns the question at (rollout, index in the rollout).
+  Args:
+    stored: what `serialize` returned.
+    question: returns the question at (rollout, index in the rollout).
   """
   arrays = {name: np.asarray(x) for name, x in stored.tokens.items()}
   start = 0
 
   def trajectory(values: dict[str, Any]) -> types.Trajectory:
     nonlocal start
-    here = slice(start, start + values["tokens"])
-    start = here.stop
+    tokens = slice(start, start + values["tokens"])
+    start = tokens.stop
     address = types.Address(*values["address"])
-    restored = {
-      **{name: x[here] for name, x in arrays.items()},
+    restored: dict[str, Any] = {name: x[tokens] for name, x in arrays.items()}
+    restored |= {
       "address": address,
       "question": question(address.rollout, address.question),
       "spans": tuple(

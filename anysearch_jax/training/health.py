@@ -6,6 +6,7 @@ A warning is logged when a condition begins, and again only after it has ended.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,8 @@ from anysearch_jax.policy import decoder, sharding
 from anysearch_jax.policy.attention import self_attention
 from anysearch_jax.training import collection, logprobs, placement
 
-# Tokens of the prompt: enough to distinguish policies, and cheap at any size.
+# Tokens of the prompt that are scored: enough to distinguish policies, and
+# cheap at any size.
 _TOKENS = 128
 # By part of an engine (server, device): the mean and the largest distance of a
 # token's log-probabilities from the trainer's, in nats.
@@ -48,8 +50,12 @@ def outage(
 ) -> str:
   """Returns why a rollout must not be trained on, or "" if it may be.
 
-  At most a share `max_failed` of its episodes may have failed, and a group must
-  be left. `stream` gives the size of a rollout.
+  Args:
+    rollout: its number.
+    collected: its groups and counts.
+    stream: gives the size of a rollout.
+    max_failed: the largest share of episodes that may have failed. A group must
+      be left too.
   """
   groups = stream.per_rollout + collected.resampled
   played = (groups - collected.stragglers) * stream.samples
@@ -70,7 +76,14 @@ class WrongWeightsError(RuntimeError):
 
 
 class HealthMonitor:
-  """Monitors a run, from one rollout to the next; `warn` gets each warning."""
+  """Monitors a run, from one rollout to the next.
+
+  Args:
+    config: the limits.
+    stream: gives the size of a rollout.
+    curriculum: says which budgets have windows.
+    warn: is called with each warning.
+  """
 
   def __init__(
     self,
@@ -80,19 +93,26 @@ class HealthMonitor:
     curriculum: config_lib.CurriculumConfig,
     warn: Callable[[str], None] = _log.warning,
   ):
-    self._config, self._warn = config, warn
-    self._stream, self._curriculum = stream, curriculum
-    self._bad = 0  # Steps in a row that were not finite.
-    self._apart = 0  # Rollouts in a row whose log-probs differ too much.
-    self._on: set[str] = set()  # Conditions that were warned of and last.
+    self._config = config
+    self._warn = warn
+    self._stream = stream
+    self._curriculum = curriculum
+    self._bad_steps = 0  # Steps in a row that were not finite.
+    self._gap_rollouts = 0  # Rollouts in a row whose log-probs differ too much.
+    self._warned: set[str] = set()  # Conditions that last since their warning.
     self._last_seen: dict[int, int] = {}  # Budget -> its last rollout.
 
   def collected(self, rollout: int, collected: collection.RolloutBatch) -> None:
     """Raises FailedEpisodesError, before training, if there was an `outage`."""
-    most, stream = self._config.max_failed, self._stream
-    if found := outage(rollout, collected, stream=stream, max_failed=most):
+    sentence = outage(
+      rollout,
+      collected,
+      stream=self._stream,
+      max_failed=self._config.max_failed,
+    )
+    if sentence:
       raise FailedEpisodesError(
-        f"{found} It was not trained on. Fix the cause and run the same "
+        f"{sentence} It was not trained on. Fix the cause and run the same "
         "command again: it resumes and samples this rollout again."
       )
 
@@ -104,21 +124,27 @@ class HealthMonitor:
   ) -> None:
     """Checks the metrics of an optimizer step of a rollout.
 
-    If they are not finite, `dump` writes the rollout's trajectories and returns
-    their path. Raises NotFiniteError after `watch.bad_steps` of them in a row.
+    Args:
+      rollout: its number.
+      values: metrics of the step.
+      dump: is called if they are not finite; writes the rollout's trajectories
+        and returns their path.
+
+    Raises:
+      NotFiniteError: this is the last of `watch.bad_steps` such steps in a row.
     """
     if values["finite"]:
-      self._bad = 0
+      self._bad_steps = 0
       return
-    self._bad += 1
+    self._bad_steps += 1
     sentence = (
       f"Rollout {rollout}: loss {values['loss/total']}, gradient norm "
       f"{values['grad_norm']}. The step was not applied; its trajectories are "
       f"in {dump()}."
     )
-    if self._bad >= self._config.bad_steps:
+    if self._bad_steps >= self._config.bad_steps:
       raise NotFiniteError(
-        f"{sentence} That is {self._bad} in a row (watch.bad_steps)."
+        f"{sentence} That is {self._bad_steps} in a row (watch.bad_steps)."
       )
     self._warn(sentence)
 
@@ -128,33 +154,38 @@ class HealthMonitor:
     Raises WrongWeightsError if the engine's log-probabilities were too far from
     the trainer's in `watch.gap_rollouts` rollouts in a row.
     """
-    c, rollout = self._config, int(values["rollout"])
-    entropy, kl = values["policy/entropy"], values["loss/kl"]
-    apart = self._gap(values)
+    config = self._config
+    rollout = int(values["rollout"])
+    entropy = values["policy/entropy"]
+    kl = values["loss/kl"]
+    gap = self._gap(values)
     signs = {
       "entropy": (
-        entropy < c.min_entropy,
+        entropy < config.min_entropy,
         f"the policy's entropy is {entropy:.2g} nats a token, below "
-        f"{c.min_entropy:g}: it hardly explores any more.",
+        f"{config.min_entropy:g}: it hardly explores any more.",
       ),
       "kl": (
-        kl > c.max_kl,
-        f"the KL divergence from the start is {kl:.2g}, above {c.max_kl:g}.",
+        kl > config.max_kl,
+        f"the KL divergence from the start is {kl:.2g}, above "
+        f"{config.max_kl:g}.",
       ),
-      "gap": (bool(apart), f"{apart}: the engine may have other weights."),
+      "gap": (bool(gap), f"{gap}: the engine may have other weights."),
       "advantages": (
         values["policy/advantage_share"] == 0,
         "all advantages are zero, so the policy learns nothing from it.",
       ),
     } | self._stale(values)
-    for name, (on, sentence) in signs.items():
-      if on and name not in self._on:
+    for name, (is_bad, sentence) in signs.items():
+      if not is_bad:
+        self._warned.discard(name)
+      elif name not in self._warned:
+        self._warned.add(name)
         self._warn(f"Rollout {rollout}: {sentence}")
-      (self._on.add if on else self._on.discard)(name)
-    self._apart = self._apart + 1 if apart else 0
-    if self._apart >= c.gap_rollouts:
+    self._gap_rollouts = self._gap_rollouts + 1 if gap else 0
+    if self._gap_rollouts >= config.gap_rollouts:
       raise WrongWeightsError(
-        f"Rollout {rollout}: {apart}, in {self._apart} rollouts in a row "
+        f"Rollout {rollout}: {gap}, in {self._gap_rollouts} rollouts in a row "
         "(watch.gap_rollouts). The engine seems to have other weights than the "
         "trainer. Make sure that only this run sends weights to it, then run "
         "the same command again: it resumes and sends them again."
@@ -162,38 +193,46 @@ class HealthMonitor:
 
   def _gap(self, values: Mapping[str, float]) -> str:
     """Describes a too large gap of log-probabilities; "" if there is none."""
-    c = self._config
+    config = self._config
     # On policy, only numerics separate engine and trainer before the first
     # step. With older weights, training since then separates them too.
     name = "loss/logp_difference"
     if "policy/engine_gap" in values:
       name = "policy/engine_gap"
-    mean, far, largest = (values[name + x] for x in ("", "_far", "_max"))
-    found = []
-    if mean > c.max_gap:
-      found.append(f"by {mean:.2g} a token, more than {c.max_gap:g}")
-    if far > c.max_far:
-      found.append(
-        f"by more than 1 nat at {far:.2g} of the tokens, above {c.max_far:g}"
+    mean = values[name]
+    far = values[f"{name}_far"]
+    largest = values[f"{name}_max"]
+    differences = []
+    if mean > config.max_gap:
+      differences.append(f"by {mean:.2g} a token, more than {config.max_gap:g}")
+    if far > config.max_far:
+      differences.append(
+        f"by more than 1 nat at {far:.2g} of the tokens, above "
+        f"{config.max_far:g}"
       )
-    if largest > c.max_largest_gap:
-      found.append(f"by {largest:.2g} at most, above {c.max_largest_gap:g}")
-    if not found:
+    if largest > config.max_largest_gap:
+      differences.append(
+        f"by {largest:.2g} at most, above {config.max_largest_gap:g}"
+      )
+    if not differences:
       return ""
     return (
-      f"log-probabilities of sampling and training differ {', '.join(found)}"
+      "log-probabilities of sampling and training differ "
+      f"{', '.join(differences)}"
     )
 
   def _stale(self, values: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
     """Finds the accuracy windows that have had no episode for too long."""
-    c, bound = self._curriculum, self._config.max_stale
-    rollout, signs = int(values["rollout"]), {}
-    for budget in range(1, c.max_budget + 1):
+    curriculum = self._curriculum
+    max_stale = self._config.max_stale
+    rollout = int(values["rollout"])
+    signs = {}
+    for budget in range(1, curriculum.max_budget + 1):
       if values[f"curriculum/count{budget}"] or values["phase"] == 1:
         self._last_seen[budget] = rollout
       age = rollout - self._last_seen.setdefault(budget, rollout)
       signs[f"window {budget}"] = (
-        age >= bound and c.fixed_budget < 0,
+        age >= max_stale and curriculum.fixed_budget < 0,
         f"budget {budget} had no episode for {age} rollouts; its accuracy, by "
         "which the curriculum draws budgets, is that of an older policy.",
       )
@@ -204,43 +243,63 @@ class Fingerprint:
   """Compares the engine's log-probabilities of a prompt with the trainer's.
 
   An engine may have wrong weights, because a server loaded only some of them or
-  because another run replaced them. A `types.ScoringEngine` is asked before and
-  after each rollout; this uses no random numbers and leaves its cache
-  unchanged. `bound` is `watch.max_fingerprint_gap`.
+  because another run replaced them. A `types.ScoringEngine` scores the prompt
+  before and after each rollout; this uses no random numbers and leaves its
+  cache unchanged. Other engines are not checked.
+
+  Attributes:
+    bound: `watch.max_fingerprint_gap`, nats a token.
+
+  Args:
+    engine: the engine that samples.
+    prompt: its first tokens are scored.
+    bound: as above.
   """
 
   def __init__(
     self, engine: types.TrainableEngine, *, prompt: Sequence[int], bound: float
   ):
-    self.bound, self._ids = bound, prompt[:_TOKENS]
+    self.bound = bound
+    self._ids = prompt[:_TOKENS]
     self._engine = engine if isinstance(engine, types.ScoringEngine) else None
-    self._expected, self._version = np.zeros(0, np.float32), 0
+    self._expected = np.zeros(0, np.float32)
+    self._version = 0
 
-  def expect(self, found: np.ndarray, version: int) -> None:
+  def expect(self, expected: np.ndarray, version: int) -> None:
     """Sets the trainer's `scores` of the prompt with weights of a version."""
-    self._expected, self._version = found, version
+    self._expected = expected
+    self._version = version
 
   def check(self, rollout: int) -> Gaps:
     """Makes the engine score the prompt, and compares the result.
 
     Parts of a `types.FleetEngine` that have other weights are put aside if the
-    others have the right ones; their gaps are above `bound`. Those that join
-    later are compared first. Raises EngineError if the engine's weights are not
-    those of `expect`.
+    others have the right ones; their gaps are above `bound`. Parts that join
+    later are compared before they sample.
+
+    Args:
+      rollout: its number, for the error.
+
+    Returns:
+      The gaps of all parts; {} if the engine cannot score.
+
+    Raises:
+      EngineError: the engine's weights are not those of `expect`.
     """
-    engine, expected = self._engine, self._expected
+    engine = self._engine
+    expected = self._expected
     if engine is None or not expected.size:
       return {}
 
     def gap(scores: Sequence[float]) -> tuple[float, float]:
-      each = _difference(np.asarray(scores), expected)
-      return float(np.mean(each)), float(np.max(each))
+      differences = _difference(np.asarray(scores), expected)
+      return float(np.mean(differences)), float(np.max(differences))
 
-    def gaps() -> list[list]:
+    def own_gaps() -> list[list]:
       return [[*gap(x), part] for part, x in engine.scores(self._ids).items()]
 
-    def wrong(mean: float, largest: float) -> str:
-      if mean <= self.bound:  # Which NaN is not.
+    def describe(mean: float, largest: float) -> str:
+      if mean <= self.bound:  # False for NaN.
         return ""
       return (
         f"scores the prompt of the first question {mean:.2g} nats a token "
@@ -248,17 +307,22 @@ class Fingerprint:
       )
 
     # Processes exchange their gaps, so that all of them raise the same error.
-    every = [each for found in processes.all_gather(gaps) for each in found]
-    found = {part: (mean, largest) for mean, largest, part in sorted(every)}
-    right = [mean for mean, _ in found.values() if mean <= self.bound]
-    for part, (mean, largest) in found.items():
-      if not (why := wrong(mean, largest)):
+    gathered = itertools.chain.from_iterable(processes.all_gather(own_gaps))
+    # Of a part that several processes scored, the largest gap comes last.
+    gaps = {part: (mean, largest) for mean, largest, part in sorted(gathered)}
+    right_means = [mean for mean, _ in gaps.values() if mean <= self.bound]
+    for part, (mean, largest) in gaps.items():
+      reason = describe(mean, largest)
+      if not reason:
         continue
-      if right and isinstance(engine, types.FleetEngine):
-        engine.put_aside(part, f"it {why}, the others {max(right):.2g}")
+      if right_means and isinstance(engine, types.FleetEngine):
+        largest_right_mean = max(right_means)
+        engine.put_aside(
+          part, f"it {reason}, the others {largest_right_mean:.2g}"
+        )
         continue
       raise types.EngineError(
-        f"Rollout {rollout}: {part} of the engine {why} of version "
+        f"Rollout {rollout}: {part} of the engine {reason} of version "
         f"{self._version}, expected {self.bound:g} at most "
         "(watch.max_fingerprint_gap): it has other weights than it was given. "
         "Nothing that it sampled in this rollout was trained on. Make sure "
@@ -266,8 +330,8 @@ class Fingerprint:
         "again: it resumes and sends them again."
       )
     if isinstance(engine, types.FleetEngine):
-      engine.expect(self._ids, lambda scores: wrong(*gap(scores)))
-    return found
+      engine.expect(self._ids, lambda scores: describe(*gap(scores)))
+    return gaps
 
 
 def scores(
@@ -277,29 +341,38 @@ def scores(
   a: architecture_lib.Architecture,
   placed: placement.Placement,
 ) -> np.ndarray:
-  """Scores the beginning of a prompt on the training mesh, float32 `[T - 1]`.
+  """Scores the beginning of a prompt on the training mesh.
 
   All processes call this together.
+
+  Args:
+    params: of the policy, on the training mesh.
+    prompt: ids; the first 128 are scored.
+    a: the architecture, with its adapters.
+    placed: the training mesh and the dtype of computation.
+
+  Returns:
+    Log-probabilities of all tokens but the first, float32 `[T - 1]`.
   """
   ids = np.asarray(prompt[:_TOKENS], np.int32)
   if len(ids) < 2:
     return np.zeros(0, np.float32)
-  how: dict[str, Any] = {}
+  mesh_arguments: dict[str, Any] = {}
   if placed.trainer.size > 1:
     layout = sharding.Layout(placed.trainer)
-    how = {"layout": layout, "rows": placed.row_multiple}
-  found = _score(params, ids, a=a, dtype=placed.dtype, **how)
-  return np.asarray(processes.to_replicated(found))
+    mesh_arguments = {"layout": layout, "rows": placed.row_multiple}
+  logps = _score(params, ids, a=a, dtype=placed.dtype, **mesh_arguments)
+  return np.asarray(processes.to_replicated(logps))
 
 
 def _difference(scores: np.ndarray, expected: np.ndarray) -> np.ndarray:
   """Returns the distance of each token's log-probabilities.
 
   It is 0 where both are NaN: the engine then has the weights that it was given,
-  and `health` reports that they are not finite. One NaN alone stays NaN.
+  and `HealthMonitor` reports that they are not finite. One NaN alone stays NaN.
   """
-  both = np.isnan(scores) & np.isnan(expected)
-  return np.where(both, 0.0, np.abs(scores - expected))
+  both_nan = np.isnan(scores) & np.isnan(expected)
+  return np.where(both_nan, 0.0, np.abs(scores - expected))
 
 
 @functools.partial(jax.jit, static_argnames=("a", "dtype", "layout", "rows"))
@@ -314,10 +387,11 @@ def _score(
 ) -> jax.Array:
   """Scores all tokens but the first with the trainer's forward pass.
 
-  A mesh gets the same row `rows` times, because it divides rows, with padding
-  that its context axis divides.
+  A mesh shards rows and positions, so it gets the same row `rows` times, padded
+  to a multiple of its context axis.
   """
-  count, attention = len(ids) - 1, "xla"
+  count = len(ids) - 1
+  attention = "xla"
   if layout is not None and layout.context:
     attention = self_attention.GATHERED
     ids = jnp.pad(ids, (0, -count % layout.mesh.shape["context"]))

@@ -28,65 +28,83 @@ from anysearch_jax.training import (
 )
 from anysearch_jax.training import timeline as timeline_lib
 
+# Maps parameters and sequences, int32 `[T]`, to log-probs, float32 `[T - 1]`.
 Scorer = Callable[[decoder.Params, list[np.ndarray]], list[np.ndarray]]
 
 
 class Learner:
   """Trains a policy on its mesh.
 
-  state: the training state; each step donates it and replaces it. While the
-    engine samples, arrays of it may be in host memory (`move`).
-  scorer: the engine's `score_exactly`, if `engine.exact` is on.
+  Attributes:
+    architecture: the policy's, with its adapters.
+    placement: says where arrays are.
+    state: the training state; each step donates it and replaces it. While the
+      engine samples, arrays of it may be in host memory (`move`).
+    scorer: the engine's `score_exactly`, if `engine.exact` is on.
 
-  `policy` is also the reference of the KL term; with several processes, its
-  arrays are on the training mesh. Raises ValueError if the devices cannot run
-  the configuration.
+  Args:
+    config: the whole configuration.
+    policy: the initial policy, also the reference of the KL term; with several
+      processes, its arrays are on the training mesh.
+
+  Raises:
+    ValueError: the devices cannot run the configuration.
   """
 
   def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
     self._config = config
-    self.architecture = a = lora.attach(policy.architecture, config.lora)
-    self.placement = placed = placement.Placement.of(a, config)
-    c = config.curriculum
-    scored: dict[str, Any] = {
+    a = lora.attach(policy.architecture, config.lora)
+    placed = placement.Placement.of(a, config)
+    self.architecture = a
+    self.placement = placed
+    curriculum = config.curriculum
+    scoring: dict[str, Any] = {
       "temperature": config.sampling.temperature,
       "compute": placement.compute(a, config, placed.trainer),
     }
     critic = config.critic if config.objective.has_critic else None
     tx = optimizers.adamw(
-      a, config.optimizer, critic=critic, total_steps=c.total_steps
+      a, config.optimizer, critic=critic, total_steps=curriculum.total_steps
     )
     shardings = train_step.shardings(a, tx, placed.trainer)
     trained = (
       policy.params if a.lora is None else lora.initialize(a, config.seed)
     )
     trained = jax.device_put(trained, shardings.params)
-    start = critic and ppo.initialize(trained, a)
-    self.state = train_step.init(
-      trained, tx, shardings, critic=jax.device_put(start, shardings.critic)
-    )
-    penalized = config.objective.kl_coefficient or config.critic.reward_kl
-    self._reference = reference = (
-      placed.frozen(policy.params) if a.lora or penalized else None
-    )
+    critic_params = None
+    if critic is not None:
+      critic_params = ppo.initialize(trained, a)
+      critic_params = jax.device_put(critic_params, shardings.critic)
+    self.state = train_step.init(trained, tx, shardings, critic=critic_params)
+    has_penalty = config.objective.kl_coefficient or config.critic.reward_kl
+    self._reference: decoder.Params | None = None
+    if a.lora or has_penalty:
+      self._reference = placed.frozen(policy.params)
     # The frozen base under adapters, here and on the engine's devices.
-    self._base = reference if a.lora and reference else {}
+    self._base: decoder.Params = {}
+    if a.lora and self._reference:
+      self._base = self._reference
     self._engine_base = placed.to_engine(self._base) if self._base else {}
     # The first step's log-probs are under the old weights. Those of later steps
     # need a forward pass before the weights change; so do those of the first,
     # if another epoch needs them again.
-    scores = config.objective.old_logp == "trainer"
-    self._first_is_old = scores and c.epochs == 1
-    self._scored = (c.steps_per_rollout - self._first_is_old) * scores
-    loss = train_step.grpo_loss(a, config.objective, **scored)
+    recomputes = config.objective.old_logp == "trainer"
+    self._first_is_old = recomputes and curriculum.epochs == 1
+    # The number of a rollout's steps that need such a forward pass.
+    self._scored_steps = 0
+    if recomputes:
+      self._scored_steps = curriculum.steps_per_rollout - self._first_is_old
+    loss = train_step.grpo_loss(a, config.objective, **scoring)
     self._estimator: ppo.Estimator | None = None
     if critic is not None:
-      loss = ppo.with_critic(loss, a, critic, compute=scored["compute"])
-      self._estimator = ppo.Estimator(a, critic, sharding=placed.rows, **scored)
+      loss = ppo.with_critic(loss, a, critic, compute=scoring["compute"])
+      self._estimator = ppo.Estimator(
+        a, critic, sharding=placed.rows, **scoring
+      )
     self._step = train_step.make(loss, tx, shardings)
     self.scorer: Scorer | None = None
     self._recorded = placement.recorded(a, config)
-    self._score = train_step.make_scorer(a, sharding=placed.rows, **scored)
+    self._score = train_step.make_scorer(a, sharding=placed.rows, **scoring)
 
   def params(self) -> decoder.Params:
     """Returns all current parameters of the policy, frozen base included."""
@@ -103,9 +121,9 @@ class Learner:
     """
     trained = self.placement.publish(self.state.params)
     if self._config.pipeline.async_level:
-      ours = {id(x) for x in jax.tree.leaves(self.state.params)}
+      own_arrays = {id(x) for x in jax.tree.leaves(self.state.params)}
       trained = jax.tree.map(
-        lambda x: jnp.copy(x) if id(x) in ours else x, trained
+        lambda x: jnp.copy(x) if id(x) in own_arrays else x, trained
       )
     a = self.architecture
     if a.lora is None or not trained:
@@ -117,7 +135,9 @@ class Learner:
 
     All processes call this together.
     """
-    a, placed, params = self.architecture, self.placement, self.state.params
+    a = self.architecture
+    placed = self.placement
+    params = self.state.params
     params = hf.cast(params, a, placed.dtype)
     if a.lora is not None:
       params = lora.combine(self._base, params)
@@ -129,17 +149,24 @@ class Learner:
 
     Training can then resume between two of them.
     """
-    return not self._scored and self._estimator is None
+    return not self._scored_steps and self._estimator is None
 
-  def move(self, what: str, memory: str) -> int:
-    """Moves arrays of the state, those of `pipeline.offload`, to a memory.
+  def move(self, offload: str, memory: str) -> int:
+    """Moves arrays of the state between host and devices.
 
-    `memory` is "pinned_host" or "device". Returns their bytes on a device.
+    Args:
+      offload: `pipeline.offload`, which says which arrays.
+      memory: "pinned_host" or "device".
+
+    Returns:
+      Their bytes on one device.
     """
     state = self.state._asdict()
-    arrays = {name: state[name] for name in placement.OFFLOADED[what]}
-    wanted = jax.tree.map(lambda x: x.sharding.with_memory_kind(memory), arrays)
-    moved = jax.block_until_ready(jax.device_put(arrays, wanted))
+    arrays = {name: state[name] for name in placement.OFFLOADED[offload]}
+    shardings = jax.tree.map(
+      lambda x: x.sharding.with_memory_kind(memory), arrays
+    )
+    moved = jax.block_until_ready(jax.device_put(arrays, shardings))
     self.state = self.state._replace(**moved)
     return sum(
       x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(moved)
@@ -160,16 +187,16 @@ class Learner:
   def pack(
     self, scored: rewards_and_advantages.Experience | None
   ) -> list[batching.HostBatch]:
-    """Packs a rollout into a host batch for each step, epoch after epoch.
+    """Packs a rollout into a host batch for each step of an epoch.
 
     All processes call this together and get the batches of the first one;
     `scored` may be None in the others.
     """
     batches = processes.on_main(lambda: self._batches(scored))
-    once = [
+    # Tuples of another process arrive as lists.
+    return [
       tuple(batching.Rows(*arrays) for arrays in batch) for batch in batches
     ]
-    return once * self._config.curriculum.epochs
 
   def _batches(
     self, scored: rewards_and_advantages.Experience | None
@@ -177,34 +204,41 @@ class Learner:
     """Packs a rollout into a host batch for each step of an epoch."""
     assert scored is not None
     size = scored.valid.size
-    each = size // self._config.curriculum.batches_per_rollout
+    batch_size = size // self._config.curriculum.batches_per_rollout
     return [
       batching.pack(
-        rewards_and_advantages.examples(scored, start, start + each),
+        rewards_and_advantages.examples(scored, start, start + batch_size),
         config=self._config.batch,
         multiple=self.placement.row_multiple,
         rewards=self._estimator is not None,
         experts=self._recorded,
       )
-      for start in range(0, size, each)
+      for start in range(0, size, batch_size)
     ]
 
   def steps(
-    self, packed: Sequence[batching.HostBatch]
+    self, packed: Sequence[batching.HostBatch], start: int = 0
   ) -> Iterator[dict[str, float]]:
-    """Takes the last steps of a rollout and yields the metrics of each."""
-    # Each batch once, although every epoch has it.
-    once = list({id(batch): batch for batch in packed}.values())
+    """Takes the steps of a rollout, epoch after epoch.
+
+    Args:
+      packed: the batches of an epoch.
+      start: number of steps that were taken before; above 0 only with
+        `steps_alone`.
+
+    Yields:
+      The metrics of each step.
+    """
     batches = []
-    for i, batch in enumerate(once):
-      own = i == 0 and self._first_is_old
-      if own:
+    for i, batch in enumerate(packed):
+      is_first = i == 0 and self._first_is_old
+      if is_first:
         batch = tuple(
           rows._replace(old_logp=np.full_like(rows.old_logp, batching.OWN))
           for rows in batch
         )
       placed = self.placement.batch(batch)
-      if self._scored and not own:
+      if self._scored_steps and not is_first:
         scores = self._score(self.state.params, self._reference, placed)
         placed = tuple(
           rows._replace(old_logp=logp) for rows, logp in zip(placed, scores)
@@ -212,10 +246,10 @@ class Learner:
       batches.append(placed)
     if self._estimator is not None:
       batches = self._estimator(self.state, self._reference, batches)
-    on_mesh = {id(batch): x for batch, x in zip(once, batches)}
-    first = self._config.curriculum.steps_per_rollout - len(packed)
-    for step, batch in enumerate(packed, first):
-      placed = on_mesh[id(batch)]
+    count = len(packed) * self._config.curriculum.epochs
+    for step in range(start, count):
+      batch = packed[step % len(packed)]
+      placed = batches[step % len(packed)]
       if self.scorer is not None:
         # The weights of a rollout's first step are those that sampled it.
         exact = [rows.behaviour_logp for rows in batch]
@@ -227,48 +261,47 @@ class Learner:
           rows._replace(exact=x) for rows, x in zip(placed, arrays)
         )
       self.state, values = self._step(self.state, self._reference, placed)
-      yield ppo.metrics(metrics.of_step(jax.device_get(values)))
+      yield ppo.metrics(metrics.plain_values(jax.device_get(values)))
 
   def speed(
     self, packed: Sequence[batching.HostBatch], seconds: float
   ) -> dict[str, float]:
     """Returns metrics of speed, device memory and compiled programs.
 
-    `seconds` are those that training on the packed batches took.
+    Args:
+      packed: the batches of an epoch of a rollout.
+      seconds: duration of the training on the whole rollout.
     """
-    config, estimator = self._config, self._estimator
-    scored = self._scored / config.curriculum.steps_per_rollout
-    work = throughput.count(packed, self.architecture)
-    out: dict[str, float] = {
-      **throughput.metrics(
-        work,
-        throughput.model_flops(
-          self.architecture,
-          work,
-          forwards=int(bool(config.objective.kl_coefficient)),
-          first_forwards=bool(config.critic.reward_kl) + scored,
-          critic=estimator is not None,
-          epochs=config.curriculum.epochs,
-        ),
-        seconds=seconds,
-        devices=list(self.placement.trainer.devices.flat),
-      ),
-      **throughput.memory(jax.local_devices()),
-      "compile/train_step": throughput.programs(self._step),
-      "compile/old_logp": throughput.programs(self._score),
-    }
+    config = self._config
+    estimator = self._estimator
+    scored_share = self._scored_steps / config.curriculum.steps_per_rollout
+    epochs = config.curriculum.epochs
+    work = throughput.count([*packed] * epochs, self.architecture)
+    flops = throughput.model_flops(
+      self.architecture,
+      work,
+      forwards=int(bool(config.objective.kl_coefficient)),
+      first_forwards=bool(config.critic.reward_kl) + scored_share,
+      critic=estimator is not None,
+      epochs=epochs,
+    )
+    devices = list(self.placement.trainer.devices.flat)
+    values = throughput.metrics(work, flops, seconds=seconds, devices=devices)
+    values |= throughput.memory(jax.local_devices())
+    values["compile/train_step"] = throughput.programs(self._step)
+    values["compile/old_logp"] = throughput.programs(self._score)
     if estimator is not None:
-      out["compile/values"] = throughput.programs(estimator.value)
-    return out
+      values["compile/values"] = throughput.programs(estimator.value)
+    return values
 
 
 class Phases:
-  """Frees what the next phase does not need; the trainer's thread calls it.
+  """Frees memory that the next phase does not need.
 
-  Where sampling and training take turns on the same devices, the KV cache of a
-  `types.CachingEngine` is freed while training (with servers, their weights
-  too), and the training state may be in host memory while sampling
-  (`pipeline.offload`). Host memory of a sharding:
+  The trainer's thread calls it. Where sampling and training take turns on the
+  same devices, the KV cache of a `types.CachingEngine` is freed while training
+  (with servers, their weights too), and the training state may be in host
+  memory while sampling (`pipeline.offload`). Host memory of a sharding:
   https://docs.jax.dev/en/latest/201/memory-spaces.html
   """
 
@@ -280,27 +313,32 @@ class Phases:
     config: config_lib.ExperimentConfig,
     timeline: timeline_lib.Timeline,
   ):
-    self._learner, self._offload = learner, config.pipeline.offload
-    frees, level = config.servers_share, config.pipeline.async_level
+    self._learner = learner
+    self._offload = config.pipeline.offload
+    frees = config.servers_share
     if config.engine.kind != "sglang":
       frees = config.engine.free_kv_while_training
-    if frees := frees and isinstance(engine, types.CachingEngine):
-      frees = placement.take_turns(learner.placement, async_level=level)
-    self._engine = engine if frees else None
+    level = config.pipeline.async_level
+    self._engine: types.CachingEngine | None = None
+    if frees and isinstance(engine, types.CachingEngine):
+      if placement.take_turns(learner.placement, async_level=level):
+        self._engine = engine
     # Only the first of several processes may have an engine.
     self._frees = processes.on_main(lambda: self._engine is not None)
     self._timeline = timeline
-    self._logged: set[str] = set()
 
   def sample(self, rollout: int) -> None:
     """Moves the training state to host memory, before a rollout is sampled."""
     if self._offload == "none":
       return
     with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
-      self._log(
+      size = self._learner.move(self._offload, "pinned_host")
+      logging.log_first_n(
+        logging.INFO,
         "Moved %.2f GiB of the training state to host memory for sampling "
         "(pipeline.offload).",
-        self._learner.move(self._offload, "pinned_host"),
+        1,
+        size / 2**30,
       )
 
   def train(self, rollout: int) -> None:
@@ -309,21 +347,20 @@ class Phases:
       return
     with self._timeline.span(rollout, timeline_lib.TRAINER, "sync"):
       if self._frees:
-        self._log(
-          "Freed %.2f GiB of KV cache for training "
-          "(engine.free_kv_while_training).",
-          processes.barrier_call(self._free_cache),
-        )
+        size = processes.barrier_call(self._free_cache)
+        if size:  # Servers do not say what they free.
+          logging.log_first_n(
+            logging.INFO,
+            "Freed %.2f GiB of KV cache for training "
+            "(engine.free_kv_while_training).",
+            1,
+            size / 2**30,
+          )
       self._learner.move(self._offload, "device")
 
   def _free_cache(self) -> int:
-    if not isinstance(self._engine, types.CachingEngine):
+    """Frees the KV cache; returns its bytes on a device."""
+    if self._engine is None:
       return 0
     with processes.alone():
       return self._engine.free_cache()
-
-  def _log(self, sentence: str, size: int) -> None:
-    """Logs bytes of a device once, the first time that there are any."""
-    if size and sentence not in self._logged:
-      self._logged.add(sentence)
-      logging.info(sentence, size / 2**30)

@@ -40,11 +40,22 @@ from anysearch_jax.training import (
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import timeline as timeline_lib
 
-_HANGS, _TIMES, _FIRST = 1800.0, 10, 7200.0  # Bounds of steps, see Trainer.
+# A step that lasts longer may hang: the least seconds, and in units of the
+# longest step so far.
+_LEAST_HANG = 1800.0
+_HANG_RATIO = 10
+# Seconds of the first step, which compiles.
+_FIRST_HANG = 7200.0
 
 
 class Event(NamedTuple):
-  """Reports that a rollout was trained on; `values` are its metrics."""
+  """Reports that a rollout was trained on.
+
+  Attributes:
+    rollout: its number, from 0.
+    rollouts: number of rollouts of the training.
+    values: its metrics.
+  """
 
   rollout: int
   rollouts: int
@@ -62,12 +73,12 @@ class _StoppedError(Exception):
 def samples(config: config_lib.ExperimentConfig) -> bool:
   """Returns whether this process samples, so that it needs a retriever.
 
-  Over servers only the first of several processes does.
+  If servers sample, only the first of several processes does.
   """
   return processes.is_main() or config.engine.kind == "jax"
 
 
-def _made_engine(
+def _make_engine(
   policy: hf.Policy, config: config_lib.ExperimentConfig
 ) -> types.TrainableEngine | None:
   """Makes this process's engine, once all processes can make theirs."""
@@ -124,7 +135,7 @@ class Trainer:
     trace: whether JAX's profiler traces the run, into `profile/`.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from.
-    sinks: get the metrics too, see `trackers.opened`.
+    sinks: get the metrics too, see `trackers.open_senders`.
     clock: returns the time in seconds.
     hangs: called, on another thread, when a step has taken half an hour and ten
       times as long as any before (the first: two hours): devices may hang.
@@ -150,7 +161,8 @@ class Trainer:
     hangs: Callable[[], None] = lambda: None,
   ):
     self._config = config
-    self._hangs, self._longest = hangs, 0.0
+    self._hangs = hangs
+    self._longest_step = 0.0
     self._level = config.pipeline.async_level
     self._allow_changes = allow_changes
     self._sinks = sinks
@@ -160,23 +172,28 @@ class Trainer:
     self._trace = trace and processes.is_main()
     self._stopping = threading.Event()
     self._pace = checkpoint.Pace(config.save_minutes, clock)
+    # Processes may see a stop at different steps, so several of them finish the
+    # rollout.
     self._stoppable = jax.process_count() == 1
     self._stepped = False
     # Metrics of the steps that a stopped run took within its last rollout.
     self._taken_steps: list[dict[str, float]] = []
     a = lora.attach(policy.architecture, config.lora)
-    empty = policy._replace(params={}, architecture=a)
-    makes = engine is None
-    if makes and config.servers_share:
+    without_weights = policy._replace(params={}, architecture=a)
+    is_given = engine is not None
+    if not is_given and config.servers_share:
       # Made first: servers release the memory that the learner needs.
-      engine = _made_engine(empty, config)
+      engine = _make_engine(without_weights, config)
     self._learner = learner_lib.Learner(config, policy)
-    if makes:
+    if not is_given:
       published = self._learner.published()
       if config.servers_share:
         _set_first(engine, published)
       else:
-        engine = _made_engine(empty._replace(params=published), config)
+        engine = _make_engine(
+          without_weights._replace(params=published), config
+        )
+      # Only the engine keeps these weights, so that it can free them.
       del published
     # Without the weights: the learner owns them now.
     self._policy = policy._replace(params={})
@@ -190,13 +207,13 @@ class Trainer:
     plain = self._prompt(method.environment, scaffold=False)
     scaffolded = self._prompt(method.environment, scaffold=True)
     prompts = {"scaffold": scaffolded[0], "plain": plain[0]}
-    first = scaffolded if config.curriculum.phase1_scaffold else plain
-    self._fingerprint = first[1]
+    fingerprint = scaffolded if config.curriculum.phase1_scaffold else plain
+    self._fingerprint = fingerprint[1]
     self._engine = engine
     if config.engine.exact:
       assert isinstance(engine, jax_engine.JaxEngine)
       self._learner.scorer = engine.score_exactly
-    # Whether all of several processes sample, see the class.
+    # Whether several processes sample together, see the class.
     self._together = jax.process_count() > 1 and config.engine.kind == "jax"
     self._sampler: sampler.Sampler | None = None
     if samples(config):
@@ -212,8 +229,8 @@ class Trainer:
         retriever=retriever,
         timeline=self._timeline,
       )
-    # As of the last trained rollout; the sampler's own may be ahead.
-    self._sampler_state = sampler.initial(config)
+    # As of the last trained rollout; the sampler's own may be queue.
+    self._sampler_state = sampler.initial_state(config)
     self._monitor = health.HealthMonitor(
       config.watch, stream=self._stream, curriculum=config.curriculum
     )
@@ -278,7 +295,8 @@ class Trainer:
       checkpoint.MismatchError: the checkpoint belongs to another run, or
         settings of learning differ from it and `allow_changes` is not set.
     """
-    config, rollouts = self._config, self._config.curriculum.rollouts
+    config = self._config
+    rollouts = self._config.curriculum.rollouts
     with (
       contextlib.closing(self._engine or contextlib.ExitStack()),
       # The context is None except on process 0.
@@ -302,27 +320,27 @@ class Trainer:
       on_start(first, changes)
       if writer:
         writer.keep_before(first)
-      with self._ahead(first, stored) as ahead:
+      with self._open_queue(first, stored) as queue:
         for rollout in range(first, rollouts):
           try:
-            sampled = self._take(rollout, ahead)
-            steps, values = self._train(rollout, sampled, ahead)
+            sampled = self._take(rollout, queue)
+            steps, values = self._train(rollout, sampled, queue)
           except _StoppedError as stopped:
             # A checkpoint with this number is from the rollout's start.
             if not checkpoints.has(rollout):
-              saved = self._saved(rollout, ahead, *stopped.args)
+              saved = self._saved(rollout, queue, *stopped.args)
               checkpoints.save(saved, -math.inf)
             return False
           except (health.FailedEpisodesError, types.EngineError):
             # Raised before the rollout's first step. An outage does not make
             # earlier training invalid, so save it.
-            earlier = self._stoppable and rollout > first
-            if earlier and not checkpoints.has(rollout):
+            has_trained = self._stoppable and rollout > first
+            if has_trained and not checkpoints.has(rollout):
               checkpoints.save(self._saved(rollout), -math.inf)
             raise
           if writer:
             writer.write(int(values["step"]), values, steps)
-          self._save_if_due(rollout, sampled, values, checkpoints, ahead)
+          self._save_if_due(rollout, sampled, values, checkpoints, queue)
           on_event(Event(rollout, rollouts, values))
     metrics.export(
       self._folder,
@@ -334,18 +352,22 @@ class Trainer:
     )
     return True
 
-  def _ahead(
+  def _open_queue(
     self, first: int, stored: collection.StoredRollouts | None
   ) -> pipeline.Pipeline:
-    """Returns what samples from `first` on, given what is sampled already."""
-    driving, ready = self._sampler, []
-    if driving is not None:
-      driving.state = self._sampler_state
+    """Returns the pipeline that samples the rollouts from `first` on.
+
+    `stored` has the rollouts that were sampled before, from `first` on.
+    """
+    driver = self._sampler
+    ready = []
+    if driver is not None:
+      driver.state = self._sampler_state
 
     def score_stored() -> list[sampler.ScoredRollout]:
-      if driving is None or stored is None:
+      if driver is None or stored is None:
         return []
-      return driving.score_stored(first, stored)
+      return driver.score_stored(first, stored)
 
     def score_stored_alone() -> list[sampler.ScoredRollout]:
       with processes.alone():
@@ -356,7 +378,7 @@ class Trainer:
     else:
       ready = processes.barrier_call(score_stored_alone)
     return pipeline.Pipeline(
-      driving,
+      driver,
       ready,
       first=first,
       rollouts=self._config.curriculum.rollouts,
@@ -376,7 +398,7 @@ class Trainer:
     return self._learner.scores(self._fingerprint)
 
   def _take(
-    self, rollout: int, ahead: pipeline.Pipeline
+    self, rollout: int, queue: pipeline.Pipeline
   ) -> sampler.ScoredRollout | None:
     """Waits until a rollout is sampled, and checks its episodes and tokens.
 
@@ -384,16 +406,16 @@ class Trainer:
     """
     if any(processes.all_gather(self._stopping.is_set)):
       raise _StoppedError
-    ahead.fill(rollout, self._published, self._phases.sample)
-    if not ahead.wait(self._stopping.is_set):
+    queue.fill(rollout, self._published, self._phases.sample)
+    if not queue.wait(self._stopping.is_set):
       raise _StoppedError
-    sampled = ahead.take()
+    sampled = queue.take()
 
     def check() -> None:
       assert sampled is not None
       self._monitor.collected(rollout, sampled.counted)
       ages = sampler.token_ages(rollout, sampled.scored.groups)
-      if stale := sampler.stale(rollout, ages, bound=self._level):
+      if stale := sampler.describe_stale(rollout, ages, bound=self._level):
         raise sampler.StaleError(stale)
 
     processes.on_main(check)
@@ -403,18 +425,20 @@ class Trainer:
     self,
     rollout: int,
     sampled: sampler.ScoredRollout | None,
-    ahead: pipeline.Pipeline,
+    queue: pipeline.Pipeline,
   ) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Trains on a rollout; returns the metrics of its steps, and its own."""
     self._phases.train(rollout)
     with self._timeline.span(rollout, timeline_lib.TRAINER, "train"):
       packed = self._learner.pack(sampled.scored if sampled else None)
-      steps, self._taken_steps = self._taken_steps, []
+      steps = self._taken_steps
+      self._taken_steps = []
       # Steps that need values from the rollout's start (old log-probs, a
       # critic's estimates) cannot resume in the middle: its weights are gone by
       # then.
       stoppable = self._learner.steps_alone and self._stoppable
-      for values in self._timed(self._learner.steps(packed[len(steps) :])):
+      steps_per_rollout = self._config.curriculum.steps_per_rollout
+      for values in self._timed(self._learner.steps(packed, len(steps))):
         self._monitor.step(
           rollout,
           values,
@@ -422,14 +446,15 @@ class Trainer:
         )
         steps.append(values)
         self._stepped = True
-        ahead.check()
-        if stoppable and self._stopping.is_set() and len(steps) < len(packed):
+        queue.check()
+        is_last = len(steps) == steps_per_rollout
+        if stoppable and self._stopping.is_set() and not is_last:
           raise _StoppedError(sampled, steps)
     if sampled is not None:
       self._sampler_state = sampled.state
     if self._level:
       # Publish before computing metrics, so that the sampler does not wait.
-      ahead.fill(rollout + 1, self._published)
+      queue.fill(rollout + 1, self._published)
     seconds = timeline_lib.metrics(self._timeline.take(rollout))
 
     def measure() -> dict[str, float]:
@@ -450,16 +475,15 @@ class Trainer:
     """Returns the metrics of a rollout that was trained on."""
     ages = sampler.token_ages(sampled.rollout, sampled.scored.groups)
     position = self._stream.position(sampled.rollout + 1)
-    values = {
-      **sampler.metrics(sampled, ages, config=self._config.curriculum),
-      **metrics.over_steps(steps, on_policy=not ages.any()),
-      **self._learner.speed(packed, seconds["time/train"]),
-      "compile/prefill": throughput.programs(kv_store.prefill),
-      "compile/decode": throughput.programs(kv_store.decode),
-      **{f"data/{name}": float(value) for name, value in position.items()},
-      **seconds,
-    }
-    # Others sample on unknown devices.
+    values = sampler.metrics(sampled, ages, config=self._config.curriculum)
+    values |= metrics.over_steps(steps, on_policy=not ages.any())
+    values |= self._learner.speed(packed, seconds["time/train"])
+    values["compile/prefill"] = throughput.programs(kv_store.prefill)
+    values["compile/decode"] = throughput.programs(kv_store.decode)
+    for name, value in position.items():
+      values[f"data/{name}"] = float(value)
+    values |= seconds
+    # Servers sample on unknown devices.
     if self._engine and self._config.engine.kind == "jax":
       values["device/count"] = jax.device_count()
     return values
@@ -467,18 +491,21 @@ class Trainer:
   def _timed(
     self, steps: Iterator[dict[str, float]]
   ) -> Iterator[dict[str, float]]:
-    """Yields from steps; calls `hangs` over one that lasts too long."""
+    """Yields from `steps`; calls `hangs` if one of them lasts too long."""
     values: dict[str, float] | None = {}
     while values is not None:
-      most = max(_HANGS, _TIMES * self._longest) if self._longest else _FIRST
-      began = time.monotonic()
-      (timer := threading.Timer(most, self._hangs)).daemon = True
+      limit = _FIRST_HANG
+      if self._longest_step:
+        limit = max(_LEAST_HANG, _HANG_RATIO * self._longest_step)
+      start = time.monotonic()
+      timer = threading.Timer(limit, self._hangs)
+      timer.daemon = True
       timer.start()
       try:
         values = next(steps, None)
       finally:
         timer.cancel()
-      self._longest = max(self._longest, time.monotonic() - began)
+      self._longest_step = max(self._longest_step, time.monotonic() - start)
       if values is not None:
         yield values
 
@@ -494,67 +521,79 @@ class Trainer:
     sampled: sampler.ScoredRollout | None,
     values: dict[str, float],
     checkpoints: checkpoint.Checkpoints,
-    ahead: pipeline.Pipeline,
+    queue: pipeline.Pipeline,
   ) -> None:
-    """Saves and records a rollout's trajectories, if it is time after it."""
-    config, done = self._config, rollout + 1
+    """Saves a checkpoint and records trajectories, if it is time for them."""
+    config = self._config
+    next_rollout = rollout + 1
     # Clocks differ between processes, so the first one decides.
     quality = processes.on_main(
       lambda: checkpoint.quality(values, config=config.checkpoint)
     )
-    late, *_ = processes.all_gather(self._pace.rollout)
-    due = done == config.curriculum.rollouts or done % config.save_every == 0
-    if due:
+    is_late, *_ = processes.all_gather(self._pace.rollout)
+    is_due = (
+      next_rollout == config.curriculum.rollouts
+      or next_rollout % config.save_every == 0
+    )
+    if is_due:
       self._record(f"rollout-{rollout:05d}", sampled)
-    if due or late:
+    if is_due or is_late:
       self._pace.saved()
-      saved = self._saved(done, ahead)
-      with self._timeline.span(done, timeline_lib.TRAINER, "save"):
+      saved = self._saved(next_rollout, queue)
+      with self._timeline.span(next_rollout, timeline_lib.TRAINER, "save"):
         checkpoints.save(saved, quality)
 
   def _saved(
     self,
     rollout: int,
-    ahead: pipeline.Pipeline | None = None,
+    queue: pipeline.Pipeline | None = None,
     unfinished: sampler.ScoredRollout | None = None,
     steps: Sequence[dict[str, float]] = (),
   ) -> checkpoint.Saved:
     """Returns what a checkpoint holds, before `rollout` or in the middle of it.
 
-    `ahead` holds the rollouts to store; None stores no rollout.
+    Args:
+      rollout: the next one to train on, or the one in training.
+      queue: has the rollouts to store; None stores no rollout.
+      unfinished: the rollout in training.
+      steps: metrics of the optimizer steps that were taken in it.
     """
     # After a resume these rollouts could not be sampled again: the checkpoint
     # has the current weights only, and they use older ones.
-    version = rollout + (unfinished is not None)
-    played = ahead.sampled_before(version) if ahead else []
+    version = rollout if unfinished is None else rollout + 1
+    played = queue.sampled_before(version) if queue else []
     if unfinished is not None:
       played.insert(0, unfinished)
 
     def sampling() -> dict[str, Any]:
       state = self._sampler_state
+      pending: list[Any] = []
+      if played:
+        pending.extend(collection.serialize([s.collected for s in played]))
       return {
         "curriculum": [*map(np.asarray, jax.device_get(state.curriculum))],
         "counters": {group: dict(c) for group, c in state.counters.items()},
-        "pending": [
-          *(collection.pack([s.collected for s in played]) if played else ())
-        ],
+        "pending": pending,
       }
 
     # Orbax needs the same items in all processes; it writes these once, because
     # they are in host memory.
     host = processes.on_main(sampling)
+    progress = {
+      "rollout": rollout,
+      "seed": self._config.seed,
+      "questions": self._stream.position(rollout),
+      "counters": host["counters"],
+    }
+    if steps:
+      progress["steps"] = list(steps)
+    pending = host["pending"]
     return checkpoint.Saved(
-      rollout,
-      self._learner.state,
-      curriculum_lib.CurriculumState(*host["curriculum"]),
-      {
-        "rollout": rollout,
-        "seed": self._config.seed,
-        "questions": self._stream.position(rollout),
-        "counters": host["counters"],
-        **({"steps": list(steps)} if steps else {}),
-      },
-      collection.StoredRollouts(*host["pending"]) if host["pending"] else None,
+      rollout=rollout,
+      state=self._learner.state,
+      curriculum=curriculum_lib.CurriculumState(*host["curriculum"]),
+      progress=progress,
+      pending=collection.StoredRollouts(*pending) if pending else None,
     )
 
   def _resume(
@@ -570,24 +609,24 @@ class Trainer:
       one of learning does, nothing counts as sampled.
     """
     folder = checkpoints.folder
-    found = processes.on_main(lambda: checkpoint.rollouts(folder))
-    if not found:
+    saved_rollouts = processes.on_main(lambda: checkpoint.rollouts(folder))
+    if not saved_rollouts:
       # The engine starts with these weights; it is only sent later ones.
       scores = self._scores()
       if self._sampler is not None:
         self._sampler.expect(scores, 0)
       return 0, None, []
-    newest = found[-1]
+    newest = saved_rollouts[-1]
     changes = config_settings.changes(
       checkpoint.read_json(folder, newest, "config"), self._config
     )
     if refusal := config_settings.refusal(changes, allow=self._allow_changes):
       raise checkpoint.MismatchError(f"{folder / str(newest)}: {refusal}")
     like = checkpoint.Saved(
-      0,
-      self._learner.release(),
-      jax.device_get(self._sampler_state.curriculum),
-      {},
+      rollout=0,
+      state=self._learner.release(),
+      curriculum=jax.device_get(self._sampler_state.curriculum),
+      progress={},
     )
     saved = checkpoints.restore(newest, like)
     progress = saved.progress
@@ -609,9 +648,9 @@ class Trainer:
     # trained on once.
     self._taken_steps = progress.get("steps", [])
     stored = saved.pending
-    learning = config_settings.named(changes, config_settings.Kind.LEARNING)
+    learning = config_settings.describe(changes, config_settings.Kind.LEARNING)
     if stored is not None and learning:
-      self._sampler_state = sampler.discarded(
+      self._sampler_state = sampler.count_discarded(
         self._sampler_state,
         f"Found {learning}.",
         stale_rollouts=len(stored.values["rollouts"]),

@@ -29,7 +29,9 @@ Values = Mapping[str, float | int | bool]
 class Writer(contextlib.AbstractContextManager["Writer"]):
   """Appends the records of rollouts; use as a context manager.
 
-  Besides, `sinks` get a rollout's step and its finite metrics.
+  Args:
+    folder: of the run.
+    sinks: get a rollout's step and its finite metrics too.
   """
 
   def __init__(
@@ -54,13 +56,15 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
   def write(self, step: int, values: Values, steps: Sequence[Values]) -> None:
     """Writes the metrics of a rollout; non-finite numbers become null.
 
-    `steps` are those of its optimizer steps; `step` is the number of the last
-    one.
+    Args:
+      step: number of the rollout's last optimizer step.
+      values: metrics of the rollout.
+      steps: metrics of each of its optimizer steps.
     """
     first = step - len(steps) + 1
     numbered = [
-      {"rollout": values["rollout"], "step": first + i, **of_step}
-      for i, of_step in enumerate(steps)
+      {"rollout": values["rollout"], "step": number, **step_values}
+      for number, step_values in enumerate(steps, first)
     ]
     for path, lines in ((self._steps, numbered), (self._rollouts, [values])):
       with disk.translate_errors(path), path.open("a") as file:
@@ -79,8 +83,10 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
     for path in (self._rollouts, self._steps):
       text = path.read_text() if path.exists() else ""
       lines = text[: text.rfind("\n") + 1].splitlines(keepends=True)
-      kept = [line for line in lines if json.loads(line)["rollout"] < rollout]
-      disk.write_whole(path, "".join(kept))
+      kept_lines = [
+        line for line in lines if json.loads(line)["rollout"] < rollout
+      ]
+      disk.write_whole(path, "".join(kept_lines))
 
   def _show(self, step: int, values: Values) -> None:
     """Writes a rollout's event for TensorBoard."""
@@ -108,23 +114,28 @@ class Writer(contextlib.AbstractContextManager["Writer"]):
 def over_steps(
   steps: Sequence[Mapping[str, float]], *, on_policy: bool
 ) -> dict[str, float]:
-  """Returns means over a rollout's optimizer steps; maxima for names in `_max`.
+  """Returns means over a rollout's optimizer steps.
 
-  `on_policy`: it was sampled with the weights that the first step updates.
+  Metrics whose names end in `_max` become maxima.
+
+  Args:
+    steps: metrics of each step, with the same names.
+    on_policy: whether the rollout was sampled with the weights that the first
+      step updates.
   """
-  out = {
-    name: float(np.max(seen) if name.endswith("_max") else np.mean(seen))
-    for name in steps[0]
-    for seen in [[v[name] for v in steps]]
-  }
+  values = {}
+  for name in steps[0]:
+    reduce = np.max if name.endswith("_max") else np.mean
+    values[name] = float(reduce([step[name] for step in steps]))
   if on_policy:
     # Before the first step, only numerics separate engine and trainer.
+    first = steps[0]
     for name in ("", "_p50", "_p99", "_far", "_max"):
-      out[f"policy/engine_gap{name}"] = steps[0][f"loss/logp_difference{name}"]
-  return out
+      values[f"policy/engine_gap{name}"] = first[f"loss/logp_difference{name}"]
+  return values
 
 
-def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+def plain_values(values: Mapping[str, np.ndarray]) -> dict[str, float]:
   """Converts the metrics of an optimizer step to plain numbers.
 
   `loss/logp_difference_counts`, if present, becomes `loss/logp_difference_p50`
@@ -133,19 +144,21 @@ def of_step(values: Mapping[str, np.ndarray]) -> dict[str, float]:
   """
   values = dict(values)
   counts = values.pop("loss/logp_difference_counts", None)
-  out = {name: float(value) for name, value in values.items()}
+  numbers = {name: float(value) for name, value in values.items()}
   if counts is not None:
     edges = (*grpo.GAP_EDGES, math.inf)
     tokens, *beyond = counts.tolist()
     shares = [count / max(tokens, 1) for count in beyond] + [0.0]
     for name, quantile in (("p50", 0.5), ("p99", 0.99)):
-      i = next(i for i, share in enumerate(shares) if share <= 1 - quantile)
-      out[f"loss/logp_difference_{name}"] = edges[i]
-    out["loss/logp_difference_far"] = shares[edges.index(1.0)]
-  return out
+      numbers[f"loss/logp_difference_{name}"] = next(
+        edge for edge, share in zip(edges, shares) if share <= 1 - quantile
+      )
+    numbers["loss/logp_difference_far"] = shares[edges.index(1.0)]
+  return numbers
 
 
 def _plain(values: Values) -> dict[str, float | int | bool | None]:
+  """Replaces numbers that JSON lacks (NaN, infinities) by None."""
   return {
     name: None if isinstance(v, float) and not math.isfinite(v) else v
     for name, v in values.items()
@@ -174,15 +187,18 @@ def begin(
 ) -> None:
   """Writes `source/` and `prompts.json`, and creates `trajectories/`.
 
-  Later exports copy the files of the initial policy.
+  Args:
+    folder: of the run.
+    policy: the initial policy, whose files later exports copy.
+    prompts: example prompts by name.
   """
 
   def write() -> None:
     (folder / "trajectories").mkdir(exist_ok=True)
     source = folder / "source"
     if not source.is_dir():
-      with hf.atomic_directory(source) as beside:
-        hf.save_files(beside, policy)
+      with hf.atomic_directory(source) as temporary:
+        hf.save_files(temporary, policy)
     json_files.write(folder / "prompts.json", prompts)
 
   with disk.translate_errors(folder):
@@ -192,7 +208,16 @@ def begin(
 def record(
   folder: pathlib.Path, name: str, groups: Iterable[Mapping[str, Any]]
 ) -> pathlib.Path:
-  """Writes groups of trajectories, one a line; returns the file's path."""
+  """Writes groups of trajectories, one a line.
+
+  Args:
+    folder: of the run.
+    name: of the file in `trajectories/`, without its ending.
+    groups: as `rewards_and_advantages.records` returns them.
+
+  Returns:
+    The file's path; only the first of several processes writes it.
+  """
   path = folder / "trajectories" / f"{name}.jsonl"
   if processes.is_main():
     with disk.translate_errors(path):
@@ -203,9 +228,15 @@ def record(
 def export(
   folder: pathlib.Path, policy: hf.Policy, *, base: str, dtype: str
 ) -> None:
-  """Writes `policy/`, and `adapter/` of adapters; all processes call it.
+  """Writes `policy/`, and `adapter/` if there are adapters.
 
-  The adapters belong to `base`, the folder of the initial policy.
+  All processes call it together.
+
+  Args:
+    folder: of the run.
+    policy: the trained policy.
+    base: the folder of the initial policy, which the adapters belong to.
+    dtype: of the files in `policy/`.
   """
   policy = policy._replace(source=folder / "source")
   with disk.translate_errors(folder / "policy"):

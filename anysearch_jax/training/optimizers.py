@@ -32,7 +32,9 @@ class PairState(NamedTuple, Generic[LeafT]):
 class Pair(NamedTuple):
   """Optimizes (policy, critic) with one `GradientTransformation` each.
 
-  alone_steps: number of initial steps that change only the critic's state.
+  Attributes:
+    policy, critic: the transformations.
+    alone_steps: number of initial steps that train only the critic.
   """
 
   policy: optax.GradientTransformation
@@ -40,6 +42,7 @@ class Pair(NamedTuple):
   alone_steps: int = 0
 
   def init(self, trained: Both) -> PairState[jax.Array]:
+    """Returns the state before the first step."""
     policy, critic = trained
     return PairState(
       self.policy.init(policy), self.critic.init(critic), jnp.int32(0)
@@ -48,6 +51,13 @@ class Pair(NamedTuple):
   def update(
     self, grads: Both, state: PairState[jax.Array], trained: Both
   ) -> tuple[Both, PairState[jax.Array]]:
+    """Returns the updates of the parameters, and the next state.
+
+    Args:
+      grads: gradients of (policy, critic).
+      state: the present state.
+      trained: parameters of (policy, critic).
+    """
     waits = state.step < self.alone_steps
     policy, of_policy = self.policy.update(grads[0], state.policy, trained[0])
     critic, of_critic = self.critic.update(grads[1], state.critic, trained[1])
@@ -68,9 +78,13 @@ def adamw(
 ) -> optax.GradientTransformation | Pair:
   """Returns AdamW with global-norm clipping and decay of `config.decayed`.
 
-  The table of `a` says which weights are matrices. `schedule` replaces the
-  configuration's learning rate, and the critic is clipped separately; `decay`
-  is a share of `total_steps`.
+  Args:
+    a: the architecture; its table says which weights are matrices.
+    config: the settings of the policy.
+    schedule: replaces the configuration's learning rate.
+    critic: settings of a critic, whose gradient is clipped separately; None: no
+      critic.
+    total_steps: of the training; `config.decay` is a share of them.
   """
 
   def rates(peak: float, warmup: int) -> float | optax.Schedule:
@@ -80,9 +94,11 @@ def adamw(
   policy = _adamw(table.trainable_rows(a), config, schedule)
   if critic is None:
     return policy
-  own = rates(critic.learning_rate, critic.warmup_steps)
+  critic_schedule = rates(critic.learning_rate, critic.warmup_steps)
   return Pair(
-    policy, _adamw(table.critic_rows(a), config, own), critic.alone_steps
+    policy,
+    _adamw(table.critic_rows(a), config, critic_schedule),
+    critic.alone_steps,
   )
 
 
@@ -93,16 +109,22 @@ def learning_rate(
 
   It is peak * (i + 1) / warmup at step i, and peak * (total - i) / decay in the
   last steps, so that no step has a rate of 0.
+
+  Args:
+    peak: the largest rate.
+    warmup: steps over which it rises; 0: none.
+    decay: steps at the end over which it falls; 0: none.
+    total: steps of the training.
   """
   if not warmup and not decay:
     return peak
 
-  def at(count: jax.typing.ArrayLike) -> jax.Array:
-    share = jnp.minimum(1.0, (count + 1) / warmup) if warmup else 1.0
-    left = (total - count) / decay if decay else 1.0
-    return peak * jnp.clip(left, 0.0, share)
+  def rate(count: jax.typing.ArrayLike) -> jax.Array:
+    rising = jnp.minimum(1.0, (count + 1) / warmup) if warmup else 1.0
+    falling = (total - count) / decay if decay else 1.0
+    return peak * jnp.clip(falling, 0.0, rising)
 
-  return at
+  return rate
 
 
 def _adamw(

@@ -3,13 +3,13 @@
 With `async_level` n, rollout k + n is sampled with the weights from before
 training on rollout k (docs/rollouts.md). All tokens of a rollout come from one
 version of the weights, so the samples depend on the level and not on which
-thread is faster. With `partial`, the rollout that is being sampled goes on with
-new weights as soon as they are there.
+thread is faster. With `partial`, the rollout that is being sampled continues
+with new weights as soon as they are published.
 
-With several processes the first one drives: it has the sampler, whose thread
-makes no collective, and the others learn in the threads that train what it has
-sampled. Where each process has an engine of its own, all of them sample, in the
-threads that train.
+With several processes, the first one drives: it alone has the sampler, whose
+thread makes no collective. All processes train on the rollouts that it sampled.
+If each process has an in-process engine, all of them sample, in the threads
+that train.
 
 Published weights are kept here until the sampler needs them. If sampling is
 slower than training, that is up to n copies beside the engine's own.
@@ -33,14 +33,17 @@ from anysearch_jax.host import processes
 from anysearch_jax.training import sampler as sampler_lib
 from anysearch_jax.training import timeline as timeline_lib
 
-_LOOK = 0.1  # Polling interval in seconds for a stop while waiting.
+_POLL = 0.1  # Seconds between looks for a stop while waiting.
 _PATIENCE = 30.0  # Seconds that a stop waits for the thread.
 
 
-class Ahead(NamedTuple):
+class QueuedRollout(NamedTuple):
   """A rollout that is queued or sampled, and not taken by training yet.
 
-  version: of the weights that it begins with.
+  Attributes:
+    rollout: its number.
+    version: of the weights that it begins with.
+    sampled: gets the rollout, or the sampler's exception.
   """
 
   rollout: int
@@ -54,10 +57,10 @@ class Pipeline:
   All processes of a run make its calls together.
 
   Args:
-    sampler: None in a process that has none; the first one has the sampler.
+    sampler: None in a process that samples nothing.
     ready: consecutive rollouts that are sampled already.
-    first: the first of `ready`, or else the first to sample.
-    rollouts: of the run.
+    first: number of the first of `ready`; without any, the first to sample.
+    rollouts: number of rollouts of the run.
     level: `pipeline.async_level`.
     timeline: gets the spans of waiting and of handing over.
     partial: whether weights are handed over while the sampler samples.
@@ -77,23 +80,26 @@ class Pipeline:
     partial: bool = False,
     together: bool = False,
   ):
-    self._sampler, self._together = sampler, together
+    self._sampler = sampler
+    self._together = together
     self._timeline = timeline
-    self._end, self._level = rollouts, level
-    self._ahead: deque[Ahead] = deque()
+    self._end = rollouts
+    self._level = level
+    self._queued: deque[QueuedRollout] = deque()
     for sampled in ready:
       future: concurrent.futures.Future[sampler_lib.ScoredRollout]
       future = concurrent.futures.Future()
       future.set_result(sampled)
-      self._ahead.append(Ahead(sampled.rollout, first - 1, future))
-    self._next = processes.on_main(lambda: first + len(self._ahead))
+      self._queued.append(QueuedRollout(sampled.rollout, first - 1, future))
+    self._next = processes.on_main(lambda: first + len(self._queued))
     self._published = 0  # The version of the engine's weights.
     # (rollout, what hands its weights over or waits for that; None if the
     # engine has them by then). A None job ends the thread.
     self._jobs: queue.SimpleQueue[
-      tuple[Ahead, Callable[[], object] | None] | None
+      tuple[QueuedRollout, Callable[[], object] | None] | None
     ] = queue.SimpleQueue()
-    self._beside = concurrent.futures.ThreadPoolExecutor(1) if partial else None
+    # With `partial`, hands weights over while the sampler samples.
+    self._hander = concurrent.futures.ThreadPoolExecutor(1) if partial else None
     # A daemon, so that a thread that hangs in a device call does not keep the
     # process from exiting.
     self._thread = threading.Thread(
@@ -104,7 +110,7 @@ class Pipeline:
     self,
     version: int,
     published: Callable[[], sampler_lib.HandedOver],
-    before: Callable[[int], None] = lambda rollout: None,
+    prepare: Callable[[int], None] = lambda rollout: None,
   ) -> None:
     """Queues all rollouts that this version of the weights samples.
 
@@ -112,7 +118,7 @@ class Pipeline:
       version: of the weights; version v is that after training on v rollouts.
       published: returns the weights; it is only called if a rollout is queued
         and the engine does not have them.
-      before: called after that with the first rollout.
+      prepare: called after that with the first rollout.
     """
     end = min(version + self._level + 1, self._end)
     if self._next >= end:
@@ -126,14 +132,14 @@ class Pipeline:
         hand_over = functools.partial(
           _hand_over, self._sampler, self._next, weights, version
         )
-        if self._beside:
-          hand_over = self._beside.submit(hand_over).result
-    before(self._next)
+        if self._hander:
+          hand_over = self._hander.submit(hand_over).result
+    prepare(self._next)
     if self._sampler is not None:
       for rollout in range(self._next, end):
-        ahead = Ahead(rollout, version, concurrent.futures.Future())
-        self._ahead.append(ahead)
-        self._jobs.put((ahead, hand_over))
+        queued = QueuedRollout(rollout, version, concurrent.futures.Future())
+        self._queued.append(queued)
+        self._jobs.put((queued, hand_over))
         hand_over = None
     self._next = end
 
@@ -143,18 +149,19 @@ class Pipeline:
     Deadlines of turns and searches bound the wait.
 
     Args:
-      gives_up: returns whether a process waits no longer; no process does then.
+      gives_up: returns whether this process stops waiting; then all processes
+        stop.
 
     Returns:
       Whether the rollout is sampled; it remains in the queue.
 
     Raises:
-      Exception: what the sampler met.
+      Exception: the sampler's.
     """
 
     def look() -> tuple[bool, bool]:
       stops = gives_up()
-      return self._has_arrived(0.0 if stops else _LOOK), stops
+      return self._has_arrived(0.0 if stops else _POLL), stops
 
     with self._waiting():
       if self._together:
@@ -175,7 +182,7 @@ class Pipeline:
     """
     if self._sampler is None:
       return None
-    return self._ahead.popleft().sampled.result(timeout=0)
+    return self._queued.popleft().sampled.result(timeout=0)
 
   def sampled_before(self, version: int) -> list[sampler_lib.ScoredRollout]:
     """Waits for the queued rollouts with weights older than `version`.
@@ -187,21 +194,21 @@ class Pipeline:
       The rollouts, where there is a sampler. They end before one that an outage
       prevented; `wait` raises the error.
     """
-    older = [ahead for ahead in self._ahead if ahead.version < version]
+    older = [queued for queued in self._queued if queued.version < version]
     rollouts: list[sampler_lib.ScoredRollout] = []
 
     def is_waiting() -> bool:
       rollouts.clear()
       with contextlib.suppress(types.EngineError):
-        for ahead in older:
-          if not self._is_sampled(ahead):
+        for queued in older:
+          if not self._is_sampled(queued):
             return True
-          rollouts.append(ahead.sampled.result(timeout=0))
+          rollouts.append(queued.sampled.result(timeout=0))
       return False
 
     with self._waiting():
       while processes.on_main(is_waiting):
-        concurrent.futures.wait([x.sampled for x in older], timeout=_LOOK)
+        concurrent.futures.wait([x.sampled for x in older], timeout=_POLL)
     return rollouts
 
   def check(self) -> None:
@@ -212,9 +219,9 @@ class Pipeline:
 
     def look() -> None:
       with contextlib.suppress(types.EngineError):
-        for ahead in self._ahead:
-          if ahead.sampled.done():
-            ahead.sampled.result(timeout=0)
+        for queued in self._queued:
+          if queued.sampled.done():
+            queued.sampled.result(timeout=0)
 
     processes.on_main(look)
 
@@ -227,8 +234,8 @@ class Pipeline:
     self._jobs.put(None)
     if self._sampler is not None:
       self._sampler.stop()
-    if self._beside:
-      self._beside.shutdown(wait=False, cancel_futures=True)
+    if self._hander:
+      self._hander.shutdown(wait=False, cancel_futures=True)
     if self._thread.ident is not None:
       self._thread.join(_PATIENCE)
     if self._thread.is_alive():
@@ -240,48 +247,50 @@ class Pipeline:
   @contextlib.contextmanager
   def _waiting(self) -> Iterator[None]:
     """Records that training waits for a rollout, where there is one."""
-    rollout = self._ahead[0].rollout if self._ahead else self._next
+    rollout = self._queued[0].rollout if self._queued else self._next
     with self._timeline.span(rollout, timeline_lib.TRAINER, "idle"):
       yield
 
   def _has_arrived(self, seconds: float) -> bool:
     """Returns whether the next rollout is sampled within these seconds.
 
-    Raises what the sampler met. In a process without sampler it is False.
+    It raises the sampler's exception. In a process without a sampler it returns
+    False.
     """
     if self._sampler is None:
       return False
-    ahead = self._ahead[0]
-    if not self._is_sampled(ahead):
-      concurrent.futures.wait([ahead.sampled], timeout=seconds)
-    if not self._is_sampled(ahead):
+    queued = self._queued[0]
+    if not self._is_sampled(queued):
+      concurrent.futures.wait([queued.sampled], timeout=seconds)
+    if not self._is_sampled(queued):
       return False
-    ahead.sampled.result(timeout=0)
+    queued.sampled.result(timeout=0)
     return True
 
-  def _is_sampled(self, ahead: Ahead) -> bool:
+  def _is_sampled(self, queued: QueuedRollout) -> bool:
+    """Returns whether a rollout is sampled, or failed."""
     alive = self._together or self._thread.is_alive()
-    if not alive and not ahead.sampled.done():
+    if not alive and not queued.sampled.done():
       raise RuntimeError(
-        f"The sampler's thread ended before rollout {ahead.rollout}."
+        f"The sampler's thread ended before rollout {queued.rollout}."
       )
-    return ahead.sampled.done()
+    return queued.sampled.done()
 
   def _play(self) -> None:
-    """Samples the next rollout in this thread, and raises what it met."""
-    ahead = self._ahead[0]
-    while not ahead.sampled.done():
-      self._do_next()
-    ahead.sampled.result(timeout=0)
+    """Samples the next rollout in this thread, and raises its exception."""
+    queued = self._queued[0]
+    while not queued.sampled.done():
+      self._run_job()
+    queued.sampled.result(timeout=0)
 
   def _work(self) -> None:
-    """Does jobs until the last one, or an error."""
+    """Runs jobs until the last one, or an error."""
     with processes.alone():
-      while self._do_next():
+      while self._run_job():
         pass
 
-  def _do_next(self) -> bool:
-    """Does the next job; returns whether others may follow."""
+  def _run_job(self) -> bool:
+    """Runs the next job; returns whether others may follow."""
     assert self._sampler is not None
     start = self._timeline.clock()
     job = self._jobs.get()
@@ -309,6 +318,6 @@ def _hand_over(
   weights: sampler_lib.HandedOver,
   version: int,
 ) -> None:
-  """Gives a sampler its weights, in whatever thread."""
+  """Gives a sampler its weights, in any thread."""
   with processes.alone():
     sampler.set_params(rollout, weights, version)

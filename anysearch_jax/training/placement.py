@@ -25,8 +25,8 @@ from anysearch_jax.policy.attention import self_attention
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.training import batching
 
-# The fields of the training state that are in host memory while the engine
-# samples, by `pipeline.offload`.
+# By `pipeline.offload`, the fields of the training state that are in host
+# memory while the engine samples.
 OFFLOADED: dict[str, tuple[str, ...]] = {
   "none": (),
   "moments": ("opt_state",),
@@ -38,11 +38,13 @@ OFFLOADED: dict[str, tuple[str, ...]] = {
 class Placement:
   """The two meshes of a run, and functions that move arrays onto them.
 
-  a: the architecture, with its adapters.
-  dtype: of computation, of the engine's weights and of a frozen reference.
-  trainer: a mesh over devices of all processes. rollout: over this process's.
-  gathers: whether the engine's weights are in the host memory of the first of
-    several processes, which alone hands them to servers.
+  Attributes:
+    a: the architecture, with its adapters.
+    dtype: of computation, of the engine's weights and of a frozen reference.
+    trainer: the training mesh, over devices of all processes.
+    rollout: the mesh that samples, over devices of this process.
+    gathers: whether the engine's weights are in the host memory of the first of
+      several processes, which alone hands them to servers.
   """
 
   a: architecture_lib.Architecture
@@ -58,10 +60,16 @@ class Placement:
     config: config_lib.ExperimentConfig,
     devices: Sequence[jax.Device] | None = None,
   ) -> Placement:
-    """Returns the placement of a run's policy on `devices`, by default all.
+    """Returns the placement of a run's policy.
 
-    Raises ValueError if a device does not exist, the policy does not divide
-    over the mesh, or a process has no device in the training mesh.
+    Args:
+      a: the architecture, with its adapters.
+      config: the whole configuration.
+      devices: those that `config.mesh` numbers; None: all.
+
+    Raises:
+      ValueError: a device does not exist, the policy does not divide over the
+        mesh, or a process has no device in the training mesh.
     """
     trainer = sharding.training_mesh(config.mesh, devices)
     rollout = sharding.rollout_mesh(config.mesh, a, devices)
@@ -86,7 +94,7 @@ class Placement:
     return jax.sharding.NamedSharding(self.trainer, jax.P(None, *tokens))
 
   @property
-  def whole(self) -> jax.sharding.NamedSharding:
+  def replicated(self) -> jax.sharding.NamedSharding:
     """The sharding of a value that is replicated on the training mesh."""
     return jax.sharding.NamedSharding(self.trainer, jax.P())
 
@@ -105,7 +113,9 @@ class Placement:
 
     def put(x: np.ndarray) -> jax.Array:
       return jax.make_array_from_callback(
-        x.shape, self.rows if x.ndim else self.whole, lambda index: x[index]
+        x.shape,
+        self.rows if x.ndim else self.replicated,
+        lambda index: x[index],
       )
 
     return jax.tree.map(put, batch)
@@ -126,10 +136,10 @@ class Placement:
     shardings = sharding.shardings(self.a, self.rollout)
 
     def moved(path: tuple, x: jax.Array) -> jax.Array:
-      wanted = weights.get(shardings, [k.key for k in path])
-      if x.sharding.is_equivalent_to(wanted, x.ndim):
+      target = weights.get(shardings, [key.key for key in path])
+      if x.sharding.is_equivalent_to(target, x.ndim):
         return x
-      return jax.device_put(processes.to_replicated(x), wanted)
+      return jax.device_put(processes.to_replicated(x), target)
 
     return jax.tree_util.tree_map_with_path(moved, params)
 
@@ -137,26 +147,31 @@ class Placement:
 def _gathered(x: jax.Array) -> np.ndarray | None:
   """Returns an array in the first process's memory, None in all others.
 
-  One layer of it at a time is whole on the devices.
+  It is gathered layer by layer, because the devices may have no room for all of
+  it.
   """
-  whole = np.empty(x.shape, x.dtype) if processes.is_main() else None
+  gathered = np.empty(x.shape, x.dtype) if processes.is_main() else None
   layers = [(i,) for i in range(len(x))] if x.ndim > 2 else [()]
   for layer in layers:
-    part = processes.to_replicated(weights.index(x, layer))
-    if whole is None:
-      jax.block_until_ready(part)
+    layer_values = processes.to_replicated(weights.index(x, layer))
+    if gathered is None:
+      jax.block_until_ready(layer_values)
     else:
-      whole[layer] = np.asarray(part)
-  return whole
+      gathered[layer] = np.asarray(layer_values)
+  return gathered
 
 
-def check(
+def check_devices(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> None:
   """Checks that the devices can train and sample, before weights are read.
 
-  `a` is without adapters. Raises as `Placement.of`, `compute` and
-  `check_playing`.
+  Args:
+    a: the architecture without adapters.
+    config: the whole configuration.
+
+  Raises:
+    ValueError: as `Placement.of`, `compute` and `check_playing`.
   """
   a = lora.attach(a, config.lora)
   compute(a, config, Placement.of(a, config).trainer)
@@ -180,10 +195,16 @@ def compute(
 ) -> decoder.Compute:
   """Returns numerics and layout of the policy's forward pass on its mesh.
 
+  Args:
+    a: the architecture.
+    config: the whole configuration.
+    mesh: the training mesh.
+
   Raises:
     ValueError: the attention that `batch.attention` names cannot run there.
   """
-  batch, dtype = config.batch, config.compute_dtype
+  batch = config.batch
+  dtype = config.compute_dtype
   device = mesh.devices.flat[0]
   capability = getattr(device, "compute_capability", None)
   attention = {
@@ -223,7 +244,7 @@ def compute(
 def recorded(
   a: architecture_lib.Architecture, config: config_lib.ExperimentConfig
 ) -> jax.ShapeDtypeStruct | None:
-  """Returns what batches have of each token's experts, see `batching.pack`."""
+  """Returns the `experts` argument of `batching.pack` in a run."""
   return None if config.objective.router == "own" else experts.record(a)
 
 

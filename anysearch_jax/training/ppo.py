@@ -24,7 +24,8 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, lora, table
 from anysearch_jax.training import batching, train_step
 
-_SUMS = ("weight", "returns", "returns_squared", "rest", "rest_squared")
+# The arguments of `ppo.explained_variance`, which are sums over a step.
+_SUMS = ("weight", "returns", "returns_squared", "residual", "residual_squared")
 
 
 def with_critic(
@@ -39,12 +40,18 @@ def with_critic(
   The two share no parameter, so the sum needs no coefficient. The metrics named
   `value/` are inputs of `metrics`. `policy/advantage_share` counts tokens here,
   not trajectories.
+
+  Args:
+    loss_fn: the policy's loss.
+    a: the architecture, with its adapters.
+    config: clip range of the values.
+    compute: as for `decoder.forward`.
   """
 
-  def both(trained, reference, rows):
+  def combined_loss(trained, reference, rows):
     params, critic = trained
-    of_policy, metrics = loss_fn(params, reference, rows)
-    of_critic, sums = ppo.value_loss(
+    policy_loss, metrics = loss_fn(params, reference, rows)
+    critic_loss, sums = ppo.value_loss(
       values(critic, reference, a, *rows.states, compute=compute),
       rows.old_value,
       rows.returns,
@@ -52,10 +59,13 @@ def with_critic(
       clip=config.value_clip,
     )
     metrics |= {f"value/{name}": x for name, x in sums.items()}
-    moves = jnp.sum(rows.weight * (rows.advantage != 0))
-    return of_policy + of_critic, metrics | {"policy/advantage_share": moves}
+    has_advantage = rows.advantage != 0
+    moves = jnp.sum(rows.weight * has_advantage)
+    return policy_loss + critic_loss, metrics | {
+      "policy/advantage_share": moves
+    }
 
-  return both
+  return combined_loss
 
 
 def metrics(values: dict[str, float]) -> dict[str, float]:
@@ -66,14 +76,23 @@ def metrics(values: dict[str, float]) -> dict[str, float]:
   explained = ppo.explained_variance(
     **{argument: values[name] for name, argument in names.items()}
   )
-  rest = {name: x for name, x in values.items() if name not in names}
-  return rest | {"value/explained_variance": explained}
+  remaining = {name: x for name, x in values.items() if name not in names}
+  return remaining | {"value/explained_variance": explained}
 
 
 class Estimator:
   """Estimates advantages and returns of a rollout's batches with the critic.
 
-  `a` has its adapters; `sharding` is that of the batches' arrays.
+  Attributes:
+    value: the jitted function of (critic, reference, batch) that returns the
+      value of each token's state.
+
+  Args:
+    a: the architecture, with its adapters.
+    config: discounts, the KL penalty, and whether advantages are whitened.
+    temperature: of sampling.
+    compute: as for `decoder.forward`.
+    sharding: of the batches' arrays.
   """
 
   def __init__(
@@ -130,36 +149,39 @@ class Estimator:
   ) -> list[batching.TrainBatch]:
     """Returns batches with advantages, old values and returns filled in.
 
-    They are packed with rewards. Adapters and the KL penalty need `reference`.
+    Args:
+      state: has the critic.
+      reference: the frozen base of adapters, or the reference of the KL
+        penalty; None without both.
+      batches: of a rollout, packed with rewards.
     """
-    out = []
+    estimated = []
     for batch in batches:
       values = self.value(state.critic, reference, batch)
-      # Without the penalty this argument is ignored; any array of this shape.
-      own = tuple(rows._replace(experts=None) for rows in batch)
-      logps = (
-        self._reference_logp(reference, None, own)
-        if self._config.reward_kl
-        else values
-      )
-      found = self._estimate(batch, values, logps)
-      out.append(
+      # The reference's router makes its own choices.
+      without_experts = tuple(rows._replace(experts=None) for rows in batch)
+      # Without the penalty this argument is ignored; any array has its shape.
+      logps = values
+      if self._config.reward_kl:
+        logps = self._reference_logp(reference, None, without_experts)
+      estimates = self._estimate(batch, values, logps)
+      estimated.append(
         tuple(
           rows._replace(
             reward=None, advantage=advantage, old_value=value, returns=returns
           )
-          for rows, value, (advantage, returns) in zip(batch, values, found)
+          for rows, value, (advantage, returns) in zip(batch, values, estimates)
         )
       )
     if not self._config.whiten:
-      return out
-    white = self._whiten(
-      [[rows.advantage for rows in batch] for batch in out],
-      [[rows.weight > 0 for rows in batch] for batch in out],
+      return estimated
+    whitened = self._whiten(
+      [[rows.advantage for rows in batch] for batch in estimated],
+      [[rows.weight > 0 for rows in batch] for batch in estimated],
     )
     return [
       tuple(rows._replace(advantage=x) for rows, x in zip(batch, advantages))
-      for batch, advantages in zip(out, white)
+      for batch, advantages in zip(estimated, whitened)
     ]
 
 
@@ -186,8 +208,11 @@ def values(
 ) -> jax.Array:
   """Returns the value of each state of packed rows.
 
-  `critic` is laid out by `table.critic_rows`; `a` has its adapters, and `base`
-  are the frozen weights under these. The rest is as for `decoder.forward`.
+  Args:
+    critic: parameters, laid out by `table.critic_rows`.
+    base: the frozen weights under the critic's adapters; None without adapters.
+    a: the architecture, with its adapters.
+    tokens, positions, segment_ids, compute: as for `decoder.forward`.
 
   Returns:
     float32 `[B, T]`: index t has the value of the state after `tokens[..t]`, in

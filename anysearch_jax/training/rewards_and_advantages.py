@@ -30,7 +30,7 @@ from anysearch_jax.host import loop, processes
 from anysearch_jax.training import batching, turn_advantages
 
 Place = turn_advantages.Place
-# Trajectories that are measured at a time.
+# Limit on the trajectories that are measured at the same time.
 _CONCURRENCY = 256
 _log = logging.getLogger(__name__)
 
@@ -38,18 +38,22 @@ _log = logging.getLogger(__name__)
 class Experience(NamedTuple):
   """A scored rollout; arrays are `[Q, G]`, a dropped group's row is invalid.
 
-  groups: one for each question; None where a group was dropped.
-  verdicts: of the valid trajectories, by place (q, g).
-  budgets: int32 `[Q]`.
-  rewards: by name, `total` among them, see `method.Method`.
-  steps: extra rewards of a trajectory's searches, by its place; empty unless
-    the method rewards single searches.
-  advantages: relative to the group; None if a critic estimates them.
-  turns: what is added to a trajectory's advantage in the turns of its searches
-    (`turn_advantages`) and, with baselines of turns, in what follows them;
-    empty without these and `steps`, or with a critic.
-  reduction: how a step weighs tokens, see `grpo.token_weights`.
-  unmeasured: why each trajectory failed whose measures a server did not give.
+  Attributes:
+    groups: one for each question; None where a group was dropped.
+    verdicts: of the valid trajectories, by place (q, g).
+    budgets: int32 `[Q]`.
+    valid: bool, False for failed episodes.
+    em: exact match of the answer, 0 or 1.
+    rewards: by name, `total` among them, see `method.Method`.
+    steps: extra rewards of a trajectory's searches, by its place; empty unless
+      the method rewards single searches.
+    turns: what is added to a trajectory's advantage in the turns of its
+      searches (`turn_advantages`) and, with baselines of turns, in what follows
+      them; empty without these and `steps`, or with a critic.
+    advantages: relative to the group; None if a critic estimates them.
+    reduction: how a step weighs tokens, see `grpo.token_weights`.
+    unmeasured: for each trajectory whose measures a server did not give, the
+      reason.
   """
 
   groups: list[types.Group | None]
@@ -78,9 +82,16 @@ def score(
 ) -> Experience:
   """Computes verdicts, rewards and advantages of a whole rollout.
 
-  `groups` has one for each question, None where it was dropped, and `budgets`
-  is int `[Q]`. `run` runs a measure that asks a server. The last `searchless`
-  samples of each question are a group of their own.
+  Args:
+    groups: one for each question, None where it was dropped.
+    budgets: int `[Q]`, searches assigned to each group.
+    samples: number of trajectories of a group, G.
+    method: the system that is trained.
+    objective: how advantages are made of rewards.
+    progress: how far the training is.
+    run: runs a measure that asks a server.
+    searchless: number of samples at the end of each group that are a group of
+      their own.
   """
   trajectories = {
     (q, g): trajectory
@@ -108,7 +119,9 @@ def score(
   rewards = method.reward(outcomes)
   advantages = None
   if not objective.has_critic:
-    ends = [0, samples - searchless, samples][: 2 + bool(searchless)]
+    ends = [0, samples - searchless]
+    if searchless:
+      ends.append(samples)
     advantages = jnp.concatenate(
       [
         grpo.advantages(
@@ -128,7 +141,7 @@ def score(
     steps = {place: method.steps(t) for place, t in trajectories.items()}
   turns: dict[Place, np.ndarray] = {}
   if advantages is not None:
-    turns = turn_advantages.of_turns(
+    turns = turn_advantages.added_advantages(
       trajectories,
       rewards["total"],
       advantages,
@@ -159,6 +172,11 @@ def examples(
   Trajectories are in (question, sample) order; a range may split a group. The
   token weights form a mean over those returned, which counts a trajectory whose
   prompt left no room for the model, although it is omitted.
+
+  Args:
+    experience: the scored rollout.
+    start: first index of the range.
+    stop: end of the range; None ends it at the last trajectory.
   """
   group = experience.valid.shape[1]
   indices = range(start, experience.valid.size if stop is None else stop)
@@ -169,12 +187,12 @@ def examples(
   weights = grpo.token_weights(masks, reduction=experience.reduction)
   return [
     batching.Example(
-      trajectory.token_ids,
-      weight,
-      trajectory.logps,
-      _advantage(experience, place, trajectory),
-      _token_rewards(experience, place, trajectory),
-      trajectory.experts,
+      token_ids=trajectory.token_ids,
+      weights=weight,
+      logps=trajectory.logps,
+      advantage=_advantage(experience, place, trajectory),
+      rewards=_token_rewards(experience, place, trajectory),
+      experts=trajectory.experts,
     )
     for place, trajectory, weight in zip(members, trajectories, weights)
     if weight.any()
@@ -187,11 +205,11 @@ def _advantage(
   """Returns the advantage of a trajectory, or of its tokens if they differ."""
   if experience.advantages is None:
     return 0.0
-  whole = float(experience.advantages[place])
+  advantage = float(experience.advantages[place])
   turns = experience.turns.get(place)
   if turns is None or not turns.any():
-    return whole
-  return turn_advantages.of_tokens(trajectory, whole, turns)
+    return advantage
+  return turn_advantages.token_advantages(trajectory, advantage, turns)
 
 
 def _token_rewards(
@@ -221,22 +239,24 @@ def records(experience: Experience) -> list[dict[str, Any]]:
   failed trajectory has none.
   """
 
-  def scores(here: Place) -> dict[str, Any]:
-    if not experience.valid[here]:
+  def scores(place: Place) -> dict[str, Any]:
+    if not experience.valid[place]:
       return {}
-    parts = {k: float(v[here]) for k, v in experience.rewards.items()}
+    rewards = {k: float(v[place]) for k, v in experience.rewards.items()}
     advantages = experience.advantages
-    found = {
-      **dataclasses.asdict(experience.verdicts[here]),
-      "reward": parts.pop("total"),
-      "parts": parts,
+    values = {
+      **dataclasses.asdict(experience.verdicts[place]),
+      "reward": rewards.pop("total"),
+      "parts": rewards,
     }
-    if here in experience.steps:
-      found["steps"] = experience.steps[here].tolist()
-    found["advantage"] = None if advantages is None else float(advantages[here])
-    if here in experience.turns:
-      found["turn_advantages"] = experience.turns[here].tolist()
-    return found
+    if place in experience.steps:
+      values["steps"] = experience.steps[place].tolist()
+    values["advantage"] = None
+    if advantages is not None:
+      values["advantage"] = float(advantages[place])
+    if place in experience.turns:
+      values["turn_advantages"] = experience.turns[place].tolist()
+    return values
 
   return [
     records_lib.group(
@@ -255,20 +275,27 @@ def trial(
   The first of two questions has right and wrong answers, with and without a
   search, and its last sample failed. All samples of the second question failed.
 
-  `measures` are the names of `outcomes.measures`.
+  Args:
+    group: samples of a question.
+    budget: searches of both groups.
+    measures: the names of `outcomes.measures`.
   """
-  trajectories, verdicts, measured = {}, {}, {}
-  _, model, environment = types.Author
+  trajectories = {}
+  verdicts = {}
+  measured = {}
+  model = types.Author.MODEL
+  environment = types.Author.ENVIRONMENT
   by_model = np.arange(6) >= 2
-  shown = types.Passage("it", "it", "it is here")
+  passage = types.Passage("it", "it", "it is here")
   turn = (
     types.Span(model, "<think> so ; </think> <search> where </search>"),
-    types.Span(environment, protocol.observation([shown])),
+    types.Span(environment, protocol.observation([passage])),
   )
   for g in range(max(1, group - 1)):
-    right, searches = g % 2 == 0, g % (budget + 1)
-    answer = "here" if right else "there"
-    said = types.Span(model, f"<answer> {answer} </answer>")
+    is_right = g % 2 == 0
+    searches = g % (budget + 1)
+    answer = "here" if is_right else "there"
+    answer_span = types.Span(model, f"<answer> {answer} </answer>")
     trajectories[0, g] = types.Trajectory(
       types.Address(0, 0, g),
       types.Question("trial", "where is it ?", ("here",)),
@@ -278,18 +305,18 @@ def trial(
       authors=by_model.astype(np.int8),
       logps=np.zeros(6, np.float32),
       versions=by_model.astype(np.int32) - 1,
-      spans=(*turn * searches, said),
+      spans=(*turn * searches, answer_span),
       searches=searches,
       queries=("where",) * searches,
       violation=False,
       outcome=types.Outcome.ANSWERED,
       observations=tuple(
-        types.Observation(protocol.SEARCH, "where", n, (shown,))
+        types.Observation(protocol.SEARCH, "where", n, (passage,))
         for n in range(searches)
       ),
       search_ends=(2,) * searches,
     )
-    verdicts[0, g] = scoring.Verdict(answer, int(right), 1)
+    verdicts[0, g] = scoring.Verdict(answer, int(is_right), 1)
     measured[0, g] = dict.fromkeys(measures, 0.0)
   return method_lib.outcomes_of(
     trajectories,
@@ -310,55 +337,77 @@ def reward_metrics(
 ) -> set[str]:
   """Returns the names of the reward metrics, those that begin with `reward/`.
 
-  The reward is given artificial outcomes. With `traced` it is only traced; one
-  of the user's is called, because JAX may be unable to trace it, and raises
-  PluginError if it cannot be used.
+  The reward gets artificial outcomes.
+
+  Args:
+    method: the system that is trained.
+    samples: trajectories of a group.
+    max_budget: the largest budget.
+    traced: whether the reward is only traced. A user's reward is called,
+      because JAX may be unable to trace it.
+
+  Raises:
+    PluginError: a user's reward cannot be used.
   """
   made_up = trial(group=samples, budget=max_budget, measures=method.measures)
-  parts = set(
+  names = set(
     jax.eval_shape(lambda: method.reward(made_up))
     if traced
     else method.reward(made_up)
   )
   if method.environment.format is not None:
-    parts.add("format")
+    names.add("format")
   if method.steps is not None:
-    parts.add("steps")
-  return {f"reward/{name}" for name in ("em", *parts)}
+    names.add("steps")
+  return {f"reward/{name}" for name in ("em", *names)}
 
 
 def metrics(experience: Experience) -> dict[str, float]:
   """Returns means over the valid trajectories, as one flat record."""
   valid = experience.valid
   trajectories = [
-    t for g in experience.groups if g for t in g.trajectories if not t.failed
+    trajectory
+    for g in experience.groups
+    if g
+    for trajectory in g.trajectories
+    if not trajectory.failed
   ]
 
-  def mean(values) -> float:
-    return float(np.mean(values)) if len(values) else 0.0
+  def mean(numbers) -> float:
+    return float(np.mean(numbers)) if len(numbers) else 0.0
 
-  parts = {"em": experience.em, **experience.rewards}
-  out = {f"reward/{name}": mean(part[valid]) for name, part in parts.items()}
-  formed = [v.format for v in experience.verdicts.values()]
-  if None not in formed:
-    out["reward/format"] = mean(formed)
+  rewards = {"em": experience.em, **experience.rewards}
+  values = {
+    f"reward/{name}": mean(part[valid]) for name, part in rewards.items()
+  }
+  formats = [v.format for v in experience.verdicts.values()]
+  if None not in formats:
+    values["reward/format"] = mean(formats)
   if experience.steps:
-    out["reward/steps"] = mean([x.sum() for x in experience.steps.values()])
+    values["reward/steps"] = mean([x.sum() for x in experience.steps.values()])
   if experience.advantages is not None:
-    out["policy/advantage_share"] = mean(experience.advantages[valid] != 0)
-  out |= {
-    "rollout/searches": mean([t.searches for t in trajectories]),
-    "rollout/generated_tokens": mean(
-      [t.generated_tokens for t in trajectories]
+    values["policy/advantage_share"] = mean(experience.advantages[valid] != 0)
+  values |= {
+    "rollout/searches": mean(
+      [trajectory.searches for trajectory in trajectories]
     ),
-    "rollout/total_tokens": mean([len(t.token_ids) for t in trajectories]),
-    "rollout/violations": mean([t.violation for t in trajectories]),
+    "rollout/generated_tokens": mean(
+      [trajectory.generated_tokens for trajectory in trajectories]
+    ),
+    "rollout/total_tokens": mean(
+      [len(trajectory.token_ids) for trajectory in trajectories]
+    ),
+    "rollout/violations": mean(
+      [trajectory.violation for trajectory in trajectories]
+    ),
   }
   for outcome in types.Outcome:
     if outcome is not types.Outcome.FAILED:
-      share = mean([t.outcome is outcome for t in trajectories])
-      out[f"rollout/{outcome.value}"] = share
-  return out
+      share = mean(
+        [trajectory.outcome is outcome for trajectory in trajectories]
+      )
+      values[f"rollout/{outcome.value}"] = share
+  return values
 
 
 def measure(
@@ -369,8 +418,13 @@ def measure(
 ) -> tuple[dict[Place, Mapping[str, float]], dict[Place, str]]:
   """Measures trajectories that did not fail.
 
-  If `measure` is asynchronous, `run` runs it in the first process, and the
+  If `method.measure` is asynchronous, the first process calls it, and the
   others get its results: a server may answer two processes differently.
+
+  Args:
+    method: the system that is trained.
+    trajectories: by place.
+    run: runs an asynchronous measure.
 
   Returns:
     The values of each trajectory that was measured, and why each other one was
@@ -380,15 +434,15 @@ def measure(
     ValueError: asynchronous values have the wrong names.
   """
   if not inspect.iscoroutinefunction(method.measure):
-    plain = cast(
+    measure_now = cast(
       Callable[[types.Trajectory], Mapping[str, float]], method.measure
     )
-    return {place: plain(t) for place, t in trajectories.items()}, {}
+    return {place: measure_now(t) for place, t in trajectories.items()}, {}
   results = processes.on_main(
     lambda: run(_all(method, list(trajectories.values())))
   )
-  found = list(zip(trajectories, results, strict=True))
-  reasons = {place: reason for place, (_, reason) in found if reason}
+  results_by_place = list(zip(trajectories, results, strict=True))
+  reasons = {place: reason for place, (_, reason) in results_by_place if reason}
   if reasons:
     _log.warning(
       "%d of %d trajectories could not be measured and count as failed. The "
@@ -397,7 +451,12 @@ def measure(
       len(trajectories),
       next(iter(reasons.values())),
     )
-  return {place: x for place, (x, reason) in found if not reason}, reasons
+  measured = {
+    place: measures
+    for place, (measures, reason) in results_by_place
+    if not reason
+  }
+  return measured, reasons
 
 
 def with_failed(

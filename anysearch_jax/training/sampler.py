@@ -32,7 +32,10 @@ _log = logging.getLogger(__name__)
 class SamplerState(NamedTuple):
   """The state of sampling before a rollout.
 
-  counters: totals of the whole run, across resumes. Never modified in place.
+  Attributes:
+    curriculum: the state of the budget curriculum.
+    counters: totals of the whole run, across resumes, by group of metrics and
+      name. Never modified in place.
   """
 
   curriculum: curriculum_lib.CurriculumState
@@ -42,9 +45,14 @@ class SamplerState(NamedTuple):
 class ScoredRollout(NamedTuple):
   """A scored rollout to train on.
 
-  levels: int32 `[Q]`, the level of each group, as `Assignment.budgets`.
-  probabilities: the distribution over levels that Phase II draws from.
-  state: the state of sampling after this rollout.
+  Attributes:
+    rollout: its number.
+    scaffold: whether the budget was stated before each turn.
+    levels: int32 `[Q]`, the level of each group, as `Assignment.budgets`.
+    probabilities: the distribution over levels that Phase II draws from.
+    collected: its groups as they were played.
+    scored: its groups with their rewards and advantages.
+    state: the state of sampling after this rollout.
   """
 
   rollout: int
@@ -67,15 +75,17 @@ class ScoredRollout(NamedTuple):
 class HandedOver(NamedTuple):
   """Weights for an engine.
 
-  params: the parameters.
-  scores: the trainer's of the fingerprint's prompt (`health.scores`).
+  Attributes:
+    params: the parameters.
+    scores: log-probabilities of the fingerprint's prompt under them, as the
+      trainer computes them (`health.scores`).
   """
 
   params: decoder.Params
   scores: np.ndarray
 
 
-def initial(config: config_lib.ExperimentConfig) -> SamplerState:
+def initial_state(config: config_lib.ExperimentConfig) -> SamplerState:
   """Returns the state before the first rollout."""
   return SamplerState(
     curriculum_lib.init(config.curriculum, config.seed),
@@ -86,23 +96,31 @@ def initial(config: config_lib.ExperimentConfig) -> SamplerState:
 class StoppedError(BaseException):
   """`Sampler.stop` was called.
 
-  It is no `Exception`: where all processes sample, each of them stops by
-  itself, and does not wait until all have been told.
+  It is no `Exception`, so that where all processes sample, each of them stops
+  by itself instead of exchanging the error with the others.
   """
 
 
 class Sampler:
-  """Samples the rollouts of a run in order; any one thread may call it.
+  """Samples the rollouts of a run in order.
 
-  With several processes, the first one has it alone (`processes.alone`), or
-  all have one and call it together, each with an engine of its own.
+  One thread calls it; with `pipeline.partial`, another one may hand over
+  weights meanwhile. With several processes, only the first one has a sampler
+  (`processes.alone`), or all have one and call it together, each with an engine
+  of its own.
 
-  Another one may hand over weights meanwhile (`pipeline.partial`). The engine
-  scores `prompt`, which tells its weights.
+  Attributes:
+    state: the state of sampling before the next rollout.
 
-  state: the state of sampling before the next rollout.
-
-  Nothing else uses the engine.
+  Args:
+    config: the whole configuration.
+    stream: the training questions.
+    method: the system that is trained, with its environment.
+    prompt: ids of a prompt whose scores by the engine tell its weights.
+    codec: of the policy.
+    engine: samples; nothing else uses it.
+    retriever: answers the searches.
+    timeline: gets the spans of sampling.
   """
 
   def __init__(
@@ -117,9 +135,11 @@ class Sampler:
     retriever: types.Retriever,
     timeline: timeline_lib.Timeline,
   ):
-    self.state = initial(config)
-    self._config, self._curriculum = config, config.curriculum
-    self._engine, self._timeline = engine, timeline
+    self.state = initial_state(config)
+    self._config = config
+    self._curriculum = config.curriculum
+    self._engine = engine
+    self._timeline = timeline
     self._method = method
     environment = method.environment
     parts = driver.EpisodeParts(
@@ -143,6 +163,11 @@ class Sampler:
 
   def set_params(self, rollout: int, weights: HandedOver, version: int) -> None:
     """Gives the engine the weights that sample from `rollout` on.
+
+    Args:
+      rollout: number of that rollout.
+      weights: the parameters, with the trainer's scores.
+      version: of the weights.
 
     Raises:
       types.EngineError: the engine did not take them.
@@ -176,27 +201,30 @@ class Sampler:
       StoppedError: `stop` was called.
       types.EngineError: the engine's weights are not those it was given.
     """
-    before = after = self._verify(rollout)
+    gaps_before = gaps_after = self._verify(rollout)
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "collect"):
       assignment = self._assign()
       collected = self._collector.collect(rollout, assignment, self._scope)
     # Another run may have replaced the weights meanwhile. If every group
     # failed, there is nothing to train on and the engine may not answer.
     if any(collected.groups):
-      after = self._verify(rollout)
-      collected.engine.update(["fingerprints"] * (bool(before) + bool(after)))
-      if any(not mean <= self._fingerprint.bound for mean, _ in after.values()):
-        spoilt = {"failed_rollouts": 1}
-        self.state = _counted(self.state, spoilt, collected.engine)
-        return self.sample(rollout)  # Without those that were put aside.
-    if after:
-      both = sorted([*before.items(), *after.items()])
-      of_parts = [gap for part, gap in both if part in after]
+      gaps_after = self._verify(rollout)
+      checks = [gaps for gaps in (gaps_before, gaps_after) if gaps]
+      collected.engine.update("fingerprints" for _ in checks)
+      bound = self._fingerprint.bound
+      # A comparison with NaN is False, so NaN is a wrong weight too.
+      if not all(mean <= bound for mean, _ in gaps_after.values()):
+        counts = {"failed_rollouts": 1}
+        self.state = _counted(self.state, counts, collected.engine)
+        return self.sample(rollout)  # Without the parts that were put aside.
+    if gaps_after:
+      by_part = sorted([*gaps_before.items(), *gaps_after.items()])
+      part_gaps = [gap for part, gap in by_part if part in gaps_after]
       collected = collected._replace(
-        fingerprint=max(mean for mean, _ in of_parts),
-        fingerprint_max=max(largest for _, largest in of_parts),
+        fingerprint=max(mean for mean, _ in part_gaps),
+        fingerprint_max=max(largest for _, largest in part_gaps),
         # The larger mean of a part comes last.
-        gaps={part: mean for part, (mean, _) in both},
+        gaps={part: mean for part, (mean, _) in by_part},
       )
     return self._enter(rollout, assignment, collected)
 
@@ -211,20 +239,24 @@ class Sampler:
     later budgets depend on its outcomes.
     """
     stream = self._collector.stream
-    played = collection.unpack(packed, stream.question)
+    played = collection.deserialize(packed, stream.question)
     ready: list[ScoredRollout] = []
-    most = self._config.watch.max_failed
+    max_failed = self._config.watch.max_failed
     for rollout, collected in enumerate(played, start=first):
-      left = len(played) - len(ready)
+      remaining = len(played) - len(ready)
       if outage := health.outage(
-        rollout, collected, stream=stream, max_failed=most
+        rollout, collected, stream=stream, max_failed=max_failed
       ):
-        self.state = discarded(self.state, outage, failed_rollouts=left)
+        self.state = count_discarded(
+          self.state, outage, failed_rollouts=remaining
+        )
         break
       ages = token_ages(rollout, collected.groups)
-      if stale(rollout, ages, bound=self._config.pipeline.async_level):
-        why = f"Rollout {rollout} is older than pipeline.async_level allows."
-        self.state = discarded(self.state, why, stale_rollouts=left)
+      if describe_stale(rollout, ages, bound=self._config.pipeline.async_level):
+        reason = f"Rollout {rollout} is older than pipeline.async_level allows."
+        self.state = count_discarded(
+          self.state, reason, stale_rollouts=remaining
+        )
         break
       ready.append(self._enter(rollout, self._assign(), collected))
     return ready
@@ -239,7 +271,8 @@ class Sampler:
     self._scope.stop()
 
   def _assign(self) -> curriculum_lib.Assignment:
-    state, groups = self.state.curriculum, self._collector.stream.per_rollout
+    state = self.state.curriculum
+    groups = self._collector.stream.per_rollout
     return jax.device_get(
       curriculum_lib.assign(state, num_groups=groups, config=self._curriculum)
     )
@@ -251,41 +284,42 @@ class Sampler:
     collected: collection.RolloutBatch,
   ) -> ScoredRollout:
     """Scores a rollout and records its outcomes in the curriculum."""
-    c, stream = self._curriculum, self._collector.stream
-    before = self.state.curriculum
+    config = self._curriculum
+    stream = self._collector.stream
+    curriculum = self.state.curriculum
     with self._timeline.span(rollout, timeline_lib.SAMPLER, "score"):
-      probabilities = curriculum_lib.distribution(before, config=c)
+      probabilities = curriculum_lib.distribution(curriculum, config=config)
       levels = np.asarray(assignment.budgets)[collected.places]
       tokens = None
       if assignment.tokens is not None:
         caps = np.asarray(assignment.tokens)[collected.places]
         tokens = np.repeat(caps, stream.samples)
-      step = rollout * c.steps_per_rollout
+      step = rollout * config.steps_per_rollout
       scored = rewards_and_advantages.score(
         collected.groups,
         levels,
         samples=stream.samples,
         method=self._method,
         objective=self._config.objective,
-        progress=method_lib.Progress(rollout, step, c.total_steps),
+        progress=method_lib.Progress(rollout, step, config.total_steps),
         run=self._scope.run,
         searchless=stream.searchless,
       )
       # What is played without searches says nothing of the budget.
       searching = np.arange(stream.samples) < stream.samples - stream.searchless
       recorded = curriculum_lib.record(
-        before,
+        curriculum,
         np.repeat(levels, stream.samples),
         scored.em.reshape(-1),
         (scored.valid & searching).reshape(-1),
-        config=c,
+        config=config,
         tokens=tokens,
       )
     played = stream.per_rollout - collected.stragglers
     self.state = _counted(
       self.state._replace(curriculum=recorded),
       {
-        "optimizer_steps": c.steps_per_rollout,
+        "optimizer_steps": config.steps_per_rollout,
         "trajectories": (played + collected.resampled) * stream.samples,
         "failed": collected.failed + len(scored.unmeasured),
         "dropped_groups": collected.dropped,
@@ -297,17 +331,24 @@ class Sampler:
       collected.engine,
     )
     return ScoredRollout(
-      *(rollout, bool(assignment.scaffold), levels, np.asarray(probabilities)),
-      *(collected, scored, self.state),
+      rollout=rollout,
+      scaffold=bool(assignment.scaffold),
+      levels=levels,
+      probabilities=np.asarray(probabilities),
+      collected=collected,
+      scored=scored,
+      state=self.state,
     )
 
 
-def discarded(state: SamplerState, why: str, **counts: int) -> SamplerState:
+def count_discarded(
+  state: SamplerState, reason: str, **counts: int
+) -> SamplerState:
   """Logs why stored rollouts are sampled again, and counts them."""
   _log.warning(
     "%s Sampling again with the checkpoint's weights: stored rollouts from "
     "this one on, %d in all.",
-    why,
+    reason,
     sum(counts.values()),
   )
   return _counted(state, counts)
@@ -331,50 +372,54 @@ def metrics(
 ) -> dict[str, float]:
   """Returns the metrics of a sampled rollout, as one flat record.
 
-  `ages` are its `token_ages`.
+  Args:
+    sampled: the rollout.
+    ages: its `token_ages`.
+    config: levels and phases.
   """
   step = sampled.rollout * config.steps_per_rollout
   collected = sampled.counted
   budgets = range(1, config.max_budget + 1)
-  of_searches = sampled.probabilities.reshape(config.max_budget, -1)
+  # With token levels, a row has all pairs with this number of searches.
+  by_searches = sampled.probabilities.reshape(config.max_budget, -1)
   # A fixed budget may be 0, or above `max_budget`.
   levels = sorted({*budgets, *map(int, sampled.levels)})
   caps = [group.caps.tokens for group in collected.groups if group]
-  out = {
+  values: dict[str, float] = {
     "rollout": sampled.rollout,
     "step": step + config.steps_per_rollout,
     "phase": 1 if step < config.phase1_steps else 2,
     "scaffold": int(sampled.scaffold),
-    # With token levels, of all pairs with this number of searches.
-    **{f"curriculum/p{b}": float(of_searches[b - 1].sum()) for b in budgets},
-    **{
-      f"curriculum/count{b}": int(np.sum(sampled.levels == b)) for b in levels
-    },
-    **{f"curriculum/tokens{t}": caps.count(t) for t in config.token_levels},
-    **rewards_and_advantages.metrics(sampled.scored),
+  }
+  for budget in budgets:
+    values[f"curriculum/p{budget}"] = float(by_searches[budget - 1].sum())
+  for level in levels:
+    values[f"curriculum/count{level}"] = int(np.sum(sampled.levels == level))
+  for tokens in config.token_levels:
+    values[f"curriculum/tokens{tokens}"] = caps.count(tokens)
+  values |= rewards_and_advantages.metrics(sampled.scored)
+  values |= {
     "rollout/failed": collected.failed,
     "rollout/dropped_groups": collected.dropped,
     "rollout/resampled_groups": collected.resampled,
     "rollout/stragglers": collected.stragglers,
-    **{
-      f"{group}/{name}": count
-      for group, counts in sampled.state.counters.items()
-      for name, count in counts.items()
-    },
-    "policy/staleness_mean": float(ages.mean()) if ages.size else 0.0,
-    "policy/staleness_max": float(ages.max(initial=0)),
   }
+  for group, counts in sampled.state.counters.items():
+    for name, count in counts.items():
+      values[f"{group}/{name}"] = count
+  values["policy/staleness_mean"] = float(ages.mean()) if ages.size else 0.0
+  values["policy/staleness_max"] = float(ages.max(initial=0))
   if collected.search:
-    out |= searching.metrics(collected.search)
+    values |= searching.metrics(collected.search)
   if collected.engine["fingerprints"]:
-    out["rollout/fingerprint"] = collected.fingerprint
-    out["rollout/fingerprint_max"] = collected.fingerprint_max
+    values["rollout/fingerprint"] = collected.fingerprint
+    values["rollout/fingerprint_max"] = collected.fingerprint_max
     for part, gap in collected.gaps.items():
       if server := part.partition("://")[2]:
-        out[f"engine/server/{server}/fingerprint"] = gap
+        values[f"engine/server/{server}/fingerprint"] = gap
   if offered := collected.engine["lanes_offered"]:
-    out["engine/lanes_occupied"] = collected.engine["lanes_used"] / offered
-  return out
+    values["engine/lanes_occupied"] = collected.engine["lanes_used"] / offered
+  return values
 
 
 class StaleError(RuntimeError):
@@ -399,11 +444,16 @@ def token_ages(
   return rollout - np.concatenate([np.zeros(0, np.int32), *versions])
 
 
-def stale(rollout: int, ages: np.ndarray, *, bound: int) -> str:
+def describe_stale(rollout: int, ages: np.ndarray, *, bound: int) -> str:
   """Returns why a rollout's tokens must not be trained on, or "".
 
-  Their ages must be in [0, bound], and no version below 0. The sentence names
-  the oldest version or, if a version is newer than the trainer's, the newest.
+  The sentence names the oldest version or, if a version is newer than the
+  trainer's, the newest.
+
+  Args:
+    rollout: number of the rollout.
+    ages: of its tokens; they must be in [0, bound], and no version below 0.
+    bound: `pipeline.async_level`.
   """
   if np.all((ages >= 0) & (ages <= min(bound, rollout))):
     return ""

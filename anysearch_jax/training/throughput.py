@@ -27,6 +27,7 @@ import numpy as np
 
 from anysearch_jax.host import hardware
 from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import table
 from anysearch_jax.training import batching
 
@@ -34,9 +35,12 @@ from anysearch_jax.training import batching
 class Work(NamedTuple):
   """The amount of work in batches.
 
-  tokens: number of predictions. scored: of them, those with a weight, whose
-  log-probabilities are computed. positions: tokens and padding of the
-  micro-batches that run. pairs: (query, key) pairs, the layers' mean.
+  Attributes:
+    tokens: number of predictions.
+    scored: number of predictions with a weight, whose log-probabilities are
+      computed.
+    positions: tokens and padding of the micro-batches that run.
+    pairs: (query, key) pairs, the layers' mean.
   """
 
   tokens: int
@@ -49,17 +53,23 @@ def count(
   batches: Iterable[batching.HostBatch], a: architecture_lib.Architecture
 ) -> Work:
   """Counts the work in batches that are still on the host."""
-  tokens, scored, positions, pairs = 0, 0, 0, 0.0
+  tokens = 0
+  scored = 0
+  positions = 0
+  pair_count = 0.0
   for rows in (rows for batch in batches for rows in batch):
     used = slice(0, int(rows.used))
     real = rows.segment_ids[used] > 0
     tokens += int(np.count_nonzero(real))
     scored += int(np.count_nonzero(rows.weight[used]))
     positions += real.size
-    seen = rows.positions[used][real] + 1
-    contexts, times = np.unique(seen, return_counts=True)
-    pairs += float(np.dot(times, [a.mean_attended(each) for each in contexts]))
-  return Work(tokens, scored, positions, pairs)
+    # A token at position p sees p + 1 keys, if no window cuts them off.
+    context_lengths = rows.positions[used][real] + 1
+    contexts, counts = np.unique(context_lengths, return_counts=True)
+    pair_count += float(
+      np.dot(counts, [a.mean_attended(context) for context in contexts])
+    )
+  return Work(tokens, scored, positions, pair_count)
 
 
 def model_flops(
@@ -82,17 +92,9 @@ def model_flops(
     critic: whether a critic is trained too; it scores in the first epoch only.
     epochs: how often `work` contains the same tokens.
   """
-  base, adapters, trained = (
-    sum(
-      # A token uses some of the experts.
-      math.prod(row.shape)
-      * (a.active / a.experts if "experts" in row.axes else 1)
-      for row in rows(a)
-      # The embedding is a lookup.
-      if len(row.file_shape) > 1 and row.path not in (("embed",), ("head",))
-    )
-    for rows in (table.base_rows, table.adapter_rows, table.trainable_rows)
-  )
+  base = _multiplied(table.base_rows(a), a)
+  adapters = _multiplied(table.adapter_rows(a), a)
+  trained = _multiplied(table.trainable_rows(a), a)
   head = 2 * a.vocab_size * a.d_model * work.scored
   attention = 4 * a.layers * a.heads * a.head_dim * work.pairs
   body = (4 * (base + adapters) + 2 * trained) * work.tokens + 3 * attention
@@ -104,31 +106,49 @@ def model_flops(
   return total
 
 
+def _multiplied(
+  rows: Sequence[weights.Weight], a: architecture_lib.Architecture
+) -> float:
+  """Counts the parameters that multiply a token, except those of the head."""
+  count = 0.0
+  for row in rows:
+    # The embedding is a lookup, and the head is counted apart.
+    if len(row.file_shape) > 1 and row.path not in (("embed",), ("head",)):
+      size = math.prod(row.shape)
+      # A token uses some of the experts.
+      count += size * a.active / a.experts if "experts" in row.axes else size
+  return count
+
+
 def metrics(
   work: Work, flops: float, *, seconds: float, devices: Sequence[jax.Device]
 ) -> dict[str, float]:
   """Returns speed, padding and, if the devices' peak is known, MFU.
 
-  `seconds` are those of the training, on host and devices. The devices are of
-  one kind, whose bfloat16 peak MFU is of.
+  Args:
+    work: the tokens that were trained on.
+    flops: its model FLOPs, see `model_flops`.
+    seconds: duration of the training, on host and devices.
+    devices: of one kind; MFU is the share of their bfloat16 peak.
   """
-  out = {
+  values = {
     "train/tokens_per_second": work.tokens / seconds,
     "train/padding": 1 - work.tokens / max(work.positions, 1),
   }
-  known = hardware.of_kind(devices[0].device_kind)
-  if known is not None:
-    out["train/mfu"] = flops / seconds / (known.flops * len(devices))
-  return out
+  accelerator = hardware.of_kind(devices[0].device_kind)
+  if accelerator is not None:
+    peak = accelerator.flops * len(devices)
+    values["train/mfu"] = flops / seconds / peak
+  return values
 
 
 def memory(devices: Iterable[jax.Device]) -> dict[str, int]:
   """Returns the largest peak of bytes in use; empty if a device has none."""
   name = "peak_bytes_in_use"
-  stats = [device.memory_stats() or {} for device in devices]
-  if any(name not in each for each in stats):
+  statistics = [device.memory_stats() or {} for device in devices]
+  if any(name not in values for values in statistics):
     return {}
-  return {"device/memory_peak_bytes": max(each[name] for each in stats)}
+  return {"device/memory_peak_bytes": max(x[name] for x in statistics)}
 
 
 def programs(jitted: Callable) -> int:

@@ -13,13 +13,23 @@ from typing import NamedTuple
 
 import jax
 
-# The spans of the first two tracks never overlap; those of the others do.
-TRAINER, SAMPLER = "trainer", "sampler"
-TURNS, SEARCHES, WEIGHTS = "turns", "searches", "weights"
+# The spans of one of these tracks never overlap.
+TRAINER = "trainer"
+SAMPLER = "sampler"
+# The spans of one of these do.
+TURNS = "turns"
+SEARCHES = "searches"
+WEIGHTS = "weights"
 
 
 class Span(NamedTuple):
-  """Something that lasted from `start` to `end`, in seconds of one clock."""
+  """A part of a rollout's time.
+
+  Attributes:
+    track: one of this module's.
+    name: of the work, such as `train`.
+    start, end: seconds of one clock.
+  """
 
   track: str
   name: str
@@ -43,7 +53,14 @@ class Timeline:
     start: float,
     end: float,
   ) -> None:
-    """Records a completed span."""
+    """Records a completed span.
+
+    Args:
+      rollout: the rollout that it belongs to.
+      track: one of this module's.
+      name: of the span.
+      start, end: seconds of `clock`.
+    """
     span = Span(track, name, start, end)
     with self._lock:
       self._spans.setdefault(rollout, []).append(span)
@@ -55,10 +72,10 @@ class Timeline:
     """Records the duration of the `with` block, also if it raises.
 
     Args:
-      rollout: that it belongs to.
+      rollout: the rollout that it belongs to.
       track: one of this module's.
       name: of the span.
-      **detail: more that the trace says of it.
+      **detail: values that JAX's trace shows with it.
     """
     start = self.clock()
     annotation = jax.profiler.TraceAnnotation(
@@ -87,23 +104,27 @@ def total(spans: Iterable[Span], track: str, *names: str) -> float:
 
 def covered(spans: Iterable[Span], track: str) -> float:
   """Returns the seconds in which at least one span of a track was active."""
-  seconds, reached = 0.0, float("-inf")
+  seconds = 0.0
+  covered_until = float("-inf")
   for span in sorted(spans, key=lambda s: s.start):
     if span.track == track:
-      seconds += max(0.0, span.end - max(span.start, reached))
-      reached = max(reached, span.end)
+      seconds += max(0.0, span.end - max(span.start, covered_until))
+      covered_until = max(covered_until, span.end)
   return seconds
 
 
 def metrics(spans: Iterable[Span]) -> dict[str, float]:
   """Returns the seconds of one rollout as metrics `time/...`.
 
-  rollout: playing it. generating, searching: at least one turn, or at least one
-  search, was active; searches: the sum over all searches. train: the sum of
-  scoring, training and syncing (weights to the engine). saving: checkpoints.
-  trainer_idle: training waited for the rollout; sampler_idle: sampling waited
-  for weights. elapsed: the trainer did or awaited anything; over all rollouts,
-  the time of the training.
+  rollout: playing the episodes.
+  generating, searching: at least one turn, or at least one search, was active.
+  searches: the sum over all searches, which overlap.
+  train: the sum of scoring, training and syncing (weights to the engine).
+  saving: writing checkpoints.
+  trainer_idle: training waited for the rollout.
+  sampler_idle: sampling waited for weights.
+  elapsed: the trainer did or awaited anything; summed over all rollouts, this
+    is the time of the training.
   """
   spans = list(spans)
   sync = total(spans, TRAINER, "sync") + total(spans, SAMPLER, "sync")

@@ -25,20 +25,26 @@ from anysearch_jax.host import json_files
 Values = Mapping[str, Any]
 _PROJECT = "anysearch"
 _IDS = "trackers.json"
-_SHOWN = 300  # Characters of an error.
+_MAX_ERROR = 300  # Characters of an error that a warning shows.
 _PATIENCE = 30.0  # Seconds that the last records may take.
 
 
 class _Wandb:
-  """A run at the service; `id` finds it again.
+  """A run at Weights & Biases.
 
-  Its status is "finished", "stopped" (it will resume) or "failed".
+  Attributes:
+    id: the run's id there, with which a resumed training continues it.
+
+  Args:
+    folder: of the run; its name is the run's name.
+    config: the configuration as plain values.
+    run_id: of the run to continue; "" begins one.
   """
 
-  def __init__(self, folder: pathlib.Path, config: Values, known: str):
+  def __init__(self, folder: pathlib.Path, config: Values, run_id: str):
     import wandb
 
-    self.id = known or uuid.uuid4().hex[:8]
+    self.id = run_id or uuid.uuid4().hex[:8]
     self._run = wandb.init(
       project=os.environ.get("WANDB_PROJECT", _PROJECT),
       name=folder.name,
@@ -55,32 +61,36 @@ class _Wandb:
     self._run.log(dict(values), step=step, commit=True)
 
   def finish(self, status: str) -> None:
+    """Ends the run as "finished", "stopped" (it will resume) or "failed"."""
     if status == "stopped":
       self._run.mark_preempting()
     self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
 class _Mlflow:
-  """As `_Wandb`."""
+  """A run at MLflow, with the attributes and arguments of `_Wandb`."""
 
   _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-  _BATCH = 100  # Parameters of one request.
+  _BATCH = 100  # Parameters of one request, which MLflow limits.
 
-  def __init__(self, folder: pathlib.Path, config: Values, known: str):
+  def __init__(self, folder: pathlib.Path, config: Values, run_id: str):
     from mlflow import MlflowClient, entities
 
     # It would print a traceback for each record; `Sender` has a sentence.
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
-    self._entities, self._client = entities, MlflowClient()
-    self.id = known
-    if known:
-      self._client.update_run(known, status="RUNNING")
+    self._entities = entities
+    self._client = MlflowClient()
+    self.id = run_id
+    if run_id:
+      self._client.update_run(run_id, status="RUNNING")
       return
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-    found = self._client.get_experiment_by_name(name)
-    number = found and found.experiment_id
-    number = number or self._client.create_experiment(name)
-    run = self._client.create_run(number, run_name=folder.name)
+    experiment = self._client.get_experiment_by_name(name)
+    if experiment is None:
+      experiment_id = self._client.create_experiment(name)
+    else:
+      experiment_id = experiment.experiment_id
+    run = self._client.create_run(experiment_id, run_name=folder.name)
     self.id = run.info.run_id
     # A parameter cannot change later, so a resumed run keeps these.
     leaves = [entities.Param(k, str(v)) for k, v in settings.leaves(config)]
@@ -88,10 +98,12 @@ class _Mlflow:
       self._client.log_batch(self.id, params=leaves[i : i + self._BATCH])
 
   def log(self, step: int, values: Values) -> None:
-    now = int(time.time() * 1000)
-    metric = self._entities.Metric
-    found = [metric(k, float(v), now, step) for k, v in values.items()]
-    self._client.log_batch(self.id, metrics=found)
+    milliseconds = int(time.time() * 1000)
+    metrics = [
+      self._entities.Metric(name, float(value), milliseconds, step)
+      for name, value in values.items()
+    ]
+    self._client.log_batch(self.id, metrics=metrics)
 
   def finish(self, status: str) -> None:
     self._client.set_terminated(self.id, self._STATUS[status])
@@ -102,36 +114,43 @@ KINDS: dict[str, type[Tracker]] = {"wandb": _Wandb, "mlflow": _Mlflow}
 
 
 class Sender:
-  """Hands records to a tracker, in a thread of its own.
+  """Sends records to a tracker, in a thread of its own.
 
-  So one that is slow or fails neither delays nor ends a training: the first
-  failure is a warning, and `close` says how many records were lost.
+  A tracker that is slow or fails therefore neither delays nor ends a training:
+  the first failure is logged as a warning, and `close` logs how many records
+  were lost.
   """
 
   def __init__(self, name: str, tracker: Tracker):
-    self._name, self._tracker = name, tracker
+    self._name = name
+    self._tracker = tracker
     self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    self._written = self._sent = 0
+    self._written = 0
+    self._sent = 0
     self._thread = threading.Thread(target=self._send, daemon=True)
     self._thread.start()
 
   def write(self, step: int, values: Values) -> None:
-    """Takes a record; `step` is the number of the last optimizer step."""
+    """Queues a record; `step` is the number of the last optimizer step."""
     self._written += 1
     self._queue.put((step, values))
 
   def close(self, status: str) -> None:
-    """Ends the run at the tracker; waits for what is not sent yet."""
+    """Ends the run at the tracker; waits for the records that are queued."""
     self._queue.put(status)
     self._thread.join(_PATIENCE)
     if lost := self._written - self._sent:
       absl_logging.warning(
         "--%s: %d of %d records were not sent; metrics.jsonl has all.",
-        *(self._name, lost, self._written),
+        self._name,
+        lost,
+        self._written,
       )
 
   def _send(self) -> None:
-    item, warned = None, False
+    """Sends the queued records, up to the status that ends the run."""
+    item = None
+    warned = False
     while not isinstance(item, str):
       item = self._queue.get()
       try:
@@ -141,23 +160,35 @@ class Sender:
           self._tracker.log(*item)
           self._sent += 1
       except Exception as error:  # Libraries raise errors of many kinds.
-        said = " ".join(str(error).split())[:_SHOWN]
         if not warned:
-          absl_logging.warning("--%s: %s; training goes on.", self._name, said)
+          absl_logging.warning(
+            "--%s: %s; training goes on.",
+            self._name,
+            " ".join(str(error).split())[:_MAX_ERROR],
+          )
         warned = True
 
 
 @contextlib.contextmanager
-def opened(
+def open_senders(
   names: Sequence[str], *, folder: pathlib.Path, config: Values
 ) -> Iterator[list[Sender]]:
-  """Opens trackers, and ends their runs as the block ends.
+  """Opens trackers, and ends their runs when the block ends.
 
-  `folder` is that of the run: its name is the run's, and `trackers.json` in it
-  has the ids by which a resumed run continues. `config` is a plain dict. Raises
-  ValueError if a package is missing, or a tracker cannot be opened.
+  Args:
+    names: of the trackers, keys of `KINDS`.
+    folder: of the run. Its name becomes the run's name, and its file
+      `trackers.json` has the ids with which a resumed training continues.
+    config: the configuration as plain values.
+
+  Yields:
+    A sender for each tracker.
+
+  Raises:
+    ValueError: a package is missing, or a tracker cannot be opened.
   """
-  path, status = folder / _IDS, "failed"
+  path = folder / _IDS
+  status = "failed"
   ids = json_files.read(path) if path.is_file() else {}
   senders: list[Sender] = []
   try:
@@ -180,8 +211,8 @@ def opened(
       json_files.write(path, ids)
     yield senders
     status = "finished"
-  except SystemExit as ended:
-    status = "stopped" if ended.code == os.EX_TEMPFAIL else "failed"
+  except SystemExit as error:
+    status = "stopped" if error.code == os.EX_TEMPFAIL else "failed"
     raise
   finally:
     for sender in senders:

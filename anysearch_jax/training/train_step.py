@@ -33,10 +33,13 @@ LossFn = Callable[
 
 
 class TrainState(NamedTuple, Generic[optimizers.LeafT]):
-  """The training state: float32 masters, optimizer state, steps taken.
+  """The training state.
 
-  If the architecture has adapters, `params` holds only these, and `critic` only
-  its adapters and its head. `critic` is None without a critic.
+  Attributes:
+    params: the policy's float32 masters, or only its adapters if it has any.
+    opt_state: of the optimizer.
+    step: optimizer steps taken, int32 `[]`.
+    critic: the critic's masters, or its adapters and head; None without one.
   """
 
   params: decoder.Params
@@ -54,27 +57,35 @@ def shardings(
   tx: optax.GradientTransformation | optimizers.Pair,
   mesh: jax.sharding.Mesh,
 ) -> TrainState[jax.sharding.NamedSharding]:
-  """Returns the state's shardings; moments are sharded like their weights."""
-  whole = jax.sharding.NamedSharding(mesh, jax.P())
+  """Returns the state's shardings; moments are sharded like their weights.
 
-  def of(rows: Sequence[weights.Weight], tx: optax.GradientTransformation):
+  Args:
+    a: the architecture, with its adapters.
+    tx: the optimizer.
+    mesh: the training mesh.
+  """
+  replicated = jax.sharding.NamedSharding(mesh, jax.P())
+
+  def network_shardings(
+    rows: Sequence[weights.Weight], tx: optax.GradientTransformation
+  ):
     params = weights.shardings(rows, mesh, sharding.rules(mesh))
     opt_state = optax.tree_utils.tree_map_params(
       tx,
-      lambda _, of_param: of_param,
+      lambda _, sharding: sharding,
       jax.eval_shape(tx.init, weights.abstract(rows, None, jnp.float32)),
       params,
-      transform_non_params=lambda _: whole,
+      transform_non_params=lambda _: replicated,
     )
     return params, opt_state
 
   if not isinstance(tx, optimizers.Pair):
-    params, opt_state = of(table.trainable_rows(a), tx)
-    return TrainState(params, opt_state, whole)
-  params, of_policy = of(table.trainable_rows(a), tx.policy)
-  critic, of_critic = of(table.critic_rows(a), tx.critic)
-  moments = optimizers.PairState(of_policy, of_critic, whole)
-  return TrainState(params, moments, whole, critic)
+    params, opt_state = network_shardings(table.trainable_rows(a), tx)
+    return TrainState(params, opt_state, replicated)
+  params, policy_state = network_shardings(table.trainable_rows(a), tx.policy)
+  critic, critic_state = network_shardings(table.critic_rows(a), tx.critic)
+  opt_state = optimizers.PairState(policy_state, critic_state, replicated)
+  return TrainState(params, opt_state, replicated, critic)
 
 
 def init(
@@ -87,6 +98,12 @@ def init(
   """Returns the state before the first step.
 
   The parameters are copied, because the step donates the state's arrays.
+
+  Args:
+    params: the policy's trained parameters.
+    tx: the optimizer.
+    shardings: of the state; None leaves them to JAX.
+    critic: the critic's trained parameters; None without one.
   """
 
   def start(params, critic):
@@ -112,12 +129,21 @@ def grpo_loss(
   Where the trainer's old log-probs are `batching.OWN`, they are this step's.
   With `exact` log-probs in the rows, the ratio is these over the behaviour's,
   and its gradient is that of this program; all metrics but the ratio's are too.
-  Raises ValueError if a setting is for experts, and the policy has none.
+
+  Args:
+    a: the architecture, with its adapters.
+    config: the settings of the objective.
+    temperature: of sampling.
+    compute: as for `decoder.forward`.
+
+  Raises:
+    ValueError: a setting is for experts, and the policy has none.
   """
   for name, off in (("router_balance", 0), ("router", "own")):
-    if not a.experts and (found := getattr(config, name)) != off:
+    value = getattr(config, name)
+    if not a.experts and value != off:
       raise ValueError(
-        f"objective.{name}: found {found}, but the policy has no experts; "
+        f"objective.{name}: found {value}, but the policy has no experts; "
         f"expected {off}."
       )
   score = functools.partial(
@@ -130,18 +156,20 @@ def grpo_loss(
       policy, a, *rows.inputs, entropy_trains=bool(config.entropy_coefficient)
     )
     if config.kl_coefficient:
-      # Another policy, whose router makes its own choices.
-      own = rows._replace(experts=None)
-      reference_logp, *_ = score(reference, a.without_lora(), *own.inputs)
+      # The reference is another policy, whose router makes its own choices.
+      unrouted = rows._replace(experts=None)
+      reference_logp, *_ = score(reference, a.without_lora(), *unrouted.inputs)
       reference_logp = jax.lax.stop_gradient(reference_logp)
     else:
       reference_logp = jax.lax.stop_gradient(logp)
     old_logp = None
     if config.old_logp == "trainer":
-      own = jax.lax.stop_gradient(logp)
-      old_logp = jnp.where(rows.old_logp == batching.OWN, own, rows.old_logp)
+      step_logp = jax.lax.stop_gradient(logp)
+      is_own = rows.old_logp == batching.OWN
+      old_logp = jnp.where(is_own, step_logp, rows.old_logp)
     if rows.exact is not None:
-      drift = rows.exact - rows.behaviour_logp  # 0 where both are the same.
+      # It is 0 for tokens that the present weights sampled.
+      drift = rows.exact - rows.behaviour_logp
       old_logp = jax.lax.stop_gradient(logp) - drift
     loss, metrics = grpo.grpo_loss(
       logp,
@@ -194,9 +222,14 @@ def make(
   or gradient is not finite leaves the state unchanged and reports `finite` 0. A
   batch without tokens leaves it unchanged too and reports `finite` 1.
 
-  Metrics: those of `loss_fn`, summed over micro-batches (the maximum if the
-  name ends in `_max`), `loss/total`, `grad_norm` before clipping (and the
-  critic's, `value/grad_norm`), `finite`.
+  The metrics are those of `loss_fn`, summed over micro-batches (the maximum if
+  the name ends in `_max`), `loss/total`, `grad_norm` before clipping (and the
+  critic's, `value/grad_norm`), and `finite`.
+
+  Args:
+    loss_fn: the loss of a micro-batch.
+    tx: the optimizer.
+    shardings: of the state; None leaves them to JAX.
   """
 
   def accumulate(trained, reference, batch):
@@ -214,14 +247,13 @@ def make(
         trained,
         has_aux=True,
       )
-      into = backward.with_refs  # type: ignore[attr-defined]  # Not in stubs.
-      into(buffer)(jnp.ones_like(loss))
-      return {
-        name: (jnp.maximum if name.endswith("_max") else jnp.add)(
-          metrics[name], value
-        )
-        for name, value in {"loss/total": loss, **extra}.items()
-      }
+      with_refs = backward.with_refs  # type: ignore[attr-defined]  # Not in stubs.
+      with_refs(buffer)(jnp.ones_like(loss))
+      totals = {}
+      for name, value in {"loss/total": loss, **extra}.items():
+        combine = jnp.maximum if name.endswith("_max") else jnp.add
+        totals[name] = combine(metrics[name], value)
+      return totals
 
     _, extra = jax.eval_shape(
       loss_fn, trained, reference, micro_batch(batch[0], 0)
@@ -239,8 +271,8 @@ def make(
   def step(state, reference, batch):
     trained = state.trained
     grads, metrics = accumulate(trained, reference, batch)
-    parts = (grads,) if state.critic is None else grads
-    norms = [optax.tree.norm(part) for part in parts]
+    networks = (grads,) if state.critic is None else grads
+    norms = [optax.tree.norm(gradient) for gradient in networks]
     finite = jnp.isfinite(sum(norms)) & jnp.isfinite(metrics["loss/total"])
     # Without tokens gradients are zero, but momentum and decay would still move
     # the weights.
@@ -248,10 +280,12 @@ def make(
     updates, opt_state = tx.update(grads, state.opt_state, trained)
     updated = optax.apply_updates(trained, updates)
     params, critic = (updated, None) if state.critic is None else updated
-    new = TrainState(params, opt_state, state.step + 1, critic)
-    new = jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, state)
+    next_state = TrainState(params, opt_state, state.step + 1, critic)
+    next_state = jax.tree.map(
+      lambda new, old: jnp.where(applied, new, old), next_state, state
+    )
     metrics |= dict(zip(("grad_norm", "value/grad_norm"), norms))
-    return new, metrics | {"finite": finite.astype(jnp.float32)}
+    return next_state, metrics | {"finite": finite.astype(jnp.float32)}
 
   return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
@@ -276,8 +310,14 @@ def make_scorer(
 ) -> Callable:
   """Returns the jitted `score(params, reference, batch)`: log-probabilities.
 
-  They are as of `over_micro_batches`, with `sharding`. `params` and `reference`
-  are as for the step.
+  `params` and `reference` are as for the step. The result is that of
+  `over_micro_batches`.
+
+  Args:
+    a: the architecture, with its adapters.
+    temperature: of sampling.
+    compute: as for `decoder.forward`.
+    sharding: of the result.
   """
 
   def score(params, reference, batch):
@@ -302,12 +342,12 @@ def over_micro_batches(
   without tokens.
   """
 
-  def of_rows(rows):
-    def add(i, out):
-      part = f(micro_batch(rows, i))
-      return jax.lax.dynamic_update_index_in_dim(out, part, i, 0)
+  def apply(rows):
+    def add(i, results):
+      result = f(micro_batch(rows, i))
+      return jax.lax.dynamic_update_index_in_dim(results, result, i, 0)
 
     zeros = jnp.zeros_like(rows.old_logp)
     return jax.lax.fori_loop(0, rows.used, add, zeros)
 
-  return tuple(of_rows(rows) for rows in batch)
+  return tuple(apply(rows) for rows in batch)

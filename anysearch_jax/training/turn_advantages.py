@@ -37,11 +37,11 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import grpo
 
 Place = types.Place
-# What was shown before a turn: id and title of each call's passages.
+# The passages that were shown before a turn: id and title of each, by call.
 _Point = tuple[tuple[tuple[str, str], ...], ...]
 
 
-def of_turns(
+def added_advantages(
   trajectories: Mapping[Place, types.Trajectory],
   totals: np.ndarray,
   advantages: np.ndarray,
@@ -53,7 +53,7 @@ def of_turns(
   ]
   | None = None,
 ) -> dict[Place, np.ndarray]:
-  """Returns what is added to a trajectory's advantage in each of its turns.
+  """Returns the advantages to add to a trajectory's own in each of its turns.
 
   Args:
     trajectories: the valid ones.
@@ -66,13 +66,13 @@ def of_turns(
     float32 `[searches]` by trajectory, or `[searches + 1]` with baselines of
     turns; nothing if all turns have the trajectory's advantage.
   """
-  added = of_searches(steps, totals.shape, config=config) if steps else {}
+  added = search_advantages(steps, totals.shape, config=config) if steps else {}
   if system_turns is not None:
     relative = system_turns(trajectories)
   elif config.baseline == "group":
     return added
   else:
-    relative = against_others(trajectories, totals, config=config)
+    relative = peer_advantages(trajectories, totals, config=config)
   result = {}
   for place, turns in relative.items():
     result[place] = (turns - advantages[place]).astype(np.float32)
@@ -81,7 +81,7 @@ def of_turns(
   return result
 
 
-def of_searches(
+def search_advantages(
   steps: Mapping[Place, np.ndarray],
   shape: tuple[int, int],
   *,
@@ -89,45 +89,51 @@ def of_searches(
 ) -> dict[Place, np.ndarray]:
   """Returns the advantages of the searches of each trajectory.
 
-  `steps` are the rewards of the searches of each valid trajectory, float
-  `[searches]`, in a rollout of `shape` questions and samples.
+  Args:
+    steps: rewards of the searches of each valid trajectory, float `[searches]`.
+    shape: number of questions and of samples in the rollout, (Q, G).
+    config: weight of the searches, and how advantages are normalised.
 
   Returns:
     float32 `[searches]` for each of `steps`, times `config.turn_weight`. They
     are 0 if no other trajectory of the group made such a search.
   """
-  most = max((len(rewards) for rewards in steps.values()), default=0)
-  if not most:
+  max_searches = max((len(rewards) for rewards in steps.values()), default=0)
+  if not max_searches:
     return {place: np.zeros(0, np.float32) for place in steps}
-  table = np.zeros((shape[0], most, shape[1]), np.float32)
-  made = np.zeros(table.shape, bool)
+  rewards_table = np.zeros((shape[0], max_searches, shape[1]), np.float32)
+  valid = np.zeros(rewards_table.shape, bool)
   for (q, g), rewards in steps.items():
-    table[q, : len(rewards), g] = rewards
-    made[q, : len(rewards), g] = True
-  found = np.asarray(
+    rewards_table[q, : len(rewards), g] = rewards
+    valid[q, : len(rewards), g] = True
+  advantages = np.asarray(
     grpo.advantages(
-      table,
-      made,
+      rewards_table,
+      valid,
       epsilon=config.advantage_epsilon,
       normalize=config.normalize,
       deviation=config.deviation,
     )
   )
   return {
-    (q, g): np.float32(config.turn_weight) * found[q, : len(rewards), g]
+    (q, g): np.float32(config.turn_weight) * advantages[q, : len(rewards), g]
     for (q, g), rewards in steps.items()
   }
 
 
-def of_tokens(
+def token_advantages(
   trajectory: types.Trajectory, outcome: float, turns: np.ndarray
 ) -> np.ndarray:
   """Returns the advantage of each token of a trajectory, float32 `[T]`.
 
   A token belongs to the next search that ends at or after it, so a turn without
-  a call counts to the search that follows it. `outcome` is the advantage of the
-  trajectory. `turns` are float32 `[searches]`, weighted, in the order of
-  `search_ends`, or `[searches + 1]` with that of what follows the last search.
+  a call counts to the search that follows it.
+
+  Args:
+    trajectory: the trajectory.
+    outcome: its advantage.
+    turns: float32 `[searches]`, weighted, in the order of `search_ends`, or
+      `[searches + 1]` with the advantage of what follows the last search.
   """
   advantages = np.full(len(trajectory.token_ids), outcome, np.float32)
   ends = (*trajectory.search_ends, len(trajectory.token_ids) - 1)
@@ -138,16 +144,22 @@ def of_tokens(
   return advantages
 
 
-def against_others(
+def peer_advantages(
   trajectories: Mapping[Place, types.Trajectory],
   totals: np.ndarray,
   *,
   config: config_lib.ObjectiveConfig,
 ) -> dict[Place, np.ndarray]:
-  """Returns the advantages of the turns of each trajectory, `[searches + 1]`.
+  """Returns the advantages of the turns of each trajectory.
 
-  `totals` are the `[Q, G]` rewards. The last turn is what follows the last
-  search.
+  Args:
+    trajectories: the valid ones.
+    totals: `[Q, G]` rewards of whole trajectories.
+    config: how advantages are normalised.
+
+  Returns:
+    float32 `[searches + 1]` by trajectory; the last turn is what follows the
+    last search.
   """
   groups = _by_question(trajectories)
   centred = {
@@ -155,7 +167,7 @@ def against_others(
     for q, members in groups.items()
   }
   pooled = np.concatenate([*centred.values(), []])
-  found = {}
+  advantages = {}
   for q, members in groups.items():
     divisor = 1.0
     if config.normalize != "none":
@@ -165,11 +177,12 @@ def against_others(
     points = [_points(trajectories[q, g]) for g in members]
     for i, g in enumerate(members):
       differences = _differences(i, points, centred[q])
-      found[q, g] = np.asarray(differences / divisor, np.float32)
-  return found
+      advantages[q, g] = np.asarray(differences / divisor, np.float32)
+  return advantages
 
 
 def _by_question(places: Iterable[Place]) -> dict[int, list[int]]:
+  """Returns the samples of each question."""
   groups: dict[int, list[int]] = {}
   for q, g in places:
     groups.setdefault(q, []).append(g)
@@ -177,12 +190,12 @@ def _by_question(places: Iterable[Place]) -> dict[int, list[int]]:
 
 
 def _points(trajectory: types.Trajectory) -> list[_Point]:
-  """Returns where a trajectory stood before each turn, `[searches + 1]`."""
-  shown = tuple(
-    tuple((p.id, p.title) for p in each.passages)
-    for each in trajectory.observations
+  """Returns the point of a trajectory before each turn, `[searches + 1]`."""
+  passages = tuple(
+    tuple((p.id, p.title) for p in observation.passages)
+    for observation in trajectory.observations
   )
-  return [shown[:t] for t in range(trajectory.searches + 1)]
+  return [passages[:t] for t in range(trajectory.searches + 1)]
 
 
 def _differences(
@@ -190,11 +203,15 @@ def _differences(
 ) -> np.ndarray:
   """Returns (G - 1) / G (R_i - mean of others) of each turn of one member."""
   scale = (len(points) - 1) / len(points)
-  out, others = [], [j for j in range(len(points)) if j != i]
+  differences = []
+  peers = [j for j in range(len(points)) if j != i]
   for t, point in enumerate(points[i]):
-    # Whoever stands here stood at all points before.
-    here = [j for j in others if t < len(points[j]) and points[j][t] == point]
-    others = here or others
-    mean = np.mean(rewards[others]) if others else rewards[i]
-    out.append(scale * (rewards[i] - mean))
-  return np.array(out)
+    # A trajectory at this point was at all points before it too.
+    peers_here = [
+      j for j in peers if t < len(points[j]) and points[j][t] == point
+    ]
+    if peers_here:
+      peers = peers_here
+    mean = np.mean(rewards[peers]) if peers else rewards[i]
+    differences.append(scale * (rewards[i] - mean))
+  return np.array(differences)

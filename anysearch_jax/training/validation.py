@@ -1,9 +1,9 @@
 """Refuses configurations that cannot run, before anything is made.
 
-`check` imports nothing that computes, so a command can call it first. What the
-configuration does not decide is checked when it is known: `check_prompts` by
-the questions and the tokenizer, `placement.check` by the policy's architecture
-and the devices.
+`check_settings` imports nothing that computes, so a command can call it first.
+Later checks need more than the configuration: `check_prompts` the questions and
+the tokenizer, `placement.check_devices` the policy's architecture and the
+devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
   from anysearch_jax.algorithms import method as method_lib
 
 
-def check(
+def check_settings(
   config: config_lib.ExperimentConfig,
   *,
   trains: bool = True,
@@ -47,22 +47,23 @@ def check(
       "it (--output takes one)."
     )
   _lists(config)
-  c = config.mesh
-  if c.trainer and c.size % len(c.trainer):
+  mesh = config.mesh
+  if mesh.trainer and mesh.size % len(mesh.trainer):
     raise ValueError(
-      f"mesh.trainer: found {len(c.trainer)} devices of each process for a "
-      f"mesh of {c} = {c.size}; expected a number that divides it."
+      f"mesh.trainer: found {len(mesh.trainer)} devices of each process for a "
+      f"mesh of {mesh} = {mesh.size}; expected a number that divides it."
     )
   for text in config.evaluation.pairs:
     try:
       budgets.parse(text)
     except ValueError as error:
       raise ValueError(f"evaluation.pairs: {error}") from error
-  context, most = config.episode.max_context, config.engine.max_context
-  if samples and config.engine.kind == "jax" and context > most:
+  context = config.episode.max_context
+  engine_context = config.engine.max_context
+  if samples and config.engine.kind == "jax" and context > engine_context:
     raise ValueError(
-      f"episode.max_context {context} exceeds engine.max_context {most}; raise "
-      "that."
+      f"episode.max_context {context} exceeds engine.max_context "
+      f"{engine_context}; raise that."
     )
   if trains:
     _curriculum(config.curriculum)
@@ -79,22 +80,21 @@ def validate(
   samples: bool = True,
   processes: int = 1,
 ) -> None:
-  """Does as `check`, then asks engine, environment and reward.
+  """Checks a configuration with its environment, engine and reward.
 
-  It needs no device.
+  It needs no device; `check_settings` has passed.
 
   Args:
     config: the configuration.
-    environment: what episodes are played in.
-    method: the system that is trained; None: no policy is.
-    samples: as for `check`.
-    processes: how many train together.
+    environment: the one that episodes are played in.
+    method: the system that is trained; None trains none.
+    samples: as for `check_settings`.
+    processes: number of processes that train together.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
   """
-  check(config, trains=method is not None, samples=samples)
-  # These rooms import JAX.
+  # Imported late, because it imports JAX.
   from anysearch_jax.rollout.jax_engine import kv_memory
 
   try:
@@ -112,7 +112,8 @@ def validate(
     kv_memory.validate(config.engine)
   if method is None:
     return
-  kind, level = config.engine.kind, config.pipeline.async_level
+  kind = config.engine.kind
+  level = config.pipeline.async_level
   if level and processes > 1 and kind == "jax":
     raise ValueError(
       f"pipeline.async_level: found {level} in {processes} processes with "
@@ -120,8 +121,9 @@ def validate(
       "same time would wait for each other in different orders. Set 0, train "
       "in one process, or let servers sample (engine.kind sglang)."
     )
-  found = kind, level, config.objective.old_logp, processes > 1
-  if config.engine.exact and found != ("jax", 0, "engine", False):
+  scores_alone = kind == "jax" and not level and processes == 1
+  is_exact = scores_alone and config.objective.old_logp == "engine"
+  if config.engine.exact and not is_exact:
     raise ValueError(
       f"engine.exact: found engine.kind {kind!r}, pipeline.async_level {level} "
       f"and objective.old_logp {config.objective.old_logp!r} in {processes} "
@@ -168,18 +170,27 @@ def check_prompts(
 ) -> None:
   """Checks that the prompt of the question of median length fits the context.
 
-  A single question that is too long only ends its own episodes. `max_budget` is
-  the budget that the prompts name. Raises ValueError if there is no question,
-  or no room for a token of the model.
+  A single question that is too long only ends its own episodes.
+
+  Args:
+    questions: all questions of the training.
+    codec: of the policy.
+    config: has the limit on the context.
+    environment: makes the prompts.
+    max_budget: the budget that the prompts name.
+
+  Raises:
+    ValueError: there is no question, or no room for a token of the model.
   """
   if not questions:
     raise ValueError("Found no question, expected at least one.")
   from anysearch_jax.rollout import episode
 
-  middle = sorted(questions, key=lambda q: len(q.text))[len(questions) // 2]
+  by_length = sorted(questions, key=lambda question: len(question.text))
+  median = by_length[len(by_length) // 2]
   prompts = [
     episode.prompt(
-      middle,
+      median,
       budget=max_budget,
       scaffold=scaffold,
       environment=environment,
@@ -191,7 +202,7 @@ def check_prompts(
   if tokens >= config.max_context:
     raise ValueError(
       f"episode.max_context: found {config.max_context}, expected more than "
-      f"the {tokens} tokens of the prompt of {middle.text[:80]!r}; raise it "
+      f"the {tokens} tokens of the prompt of {median.text[:80]!r}; raise it "
       "(and engine.max_context, batch.row_lengths)."
     )
 
@@ -227,15 +238,17 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
       f"Found {c.phase1_steps} phase1_steps in {c.total_steps} total_steps; "
       "expected at most all of them. Lower phase1_steps."
     )
-  for name, unit, why in (
+  for name, unit, reason in (
     ("total_steps", "steps_per_rollout", "a rollout is used up whole"),
     ("steps_per_rollout", "epochs", "every pass has as many steps"),
     ("phase1_steps", "max_budget", "every level gets as many steps"),
   ):
-    found, size = getattr(c, name), getattr(c, unit)
-    if found % size:
+    steps = getattr(c, name)
+    divisor = getattr(c, unit)
+    if steps % divisor:
       raise ValueError(
-        f"Found {found} {name}; expected a multiple of {unit}, {size}: {why}."
+        f"Found {steps} {name}; expected a multiple of {unit}, {divisor}: "
+        f"{reason}."
       )
   level_steps = c.phase1_steps // c.max_budget
   if level_steps % c.steps_per_rollout:
@@ -248,30 +261,35 @@ def _curriculum(c: config_lib.CurriculumConfig) -> None:
 
 def _learning(config: config_lib.ExperimentConfig) -> None:
   """Refuses settings of sampling, adapters, objective and critic."""
-  c = config.sampling
+  sampling = config.sampling
   # With these the recorded log-probabilities are not those of the distribution
   # that was sampled.
-  if c.temperature <= 0 or c.top_p < 1 or c.top_k:
+  if sampling.temperature <= 0 or sampling.top_p < 1 or sampling.top_k:
     raise ValueError(
-      f"sampling: found temperature {c.temperature}, top_p {c.top_p}, top_k "
-      f"{c.top_k}; training needs temperature > 0, top_p 1 and top_k 0 (the "
-      "others are for evaluation)."
+      f"sampling: found temperature {sampling.temperature}, top_p "
+      f"{sampling.top_p}, top_k {sampling.top_k}; training needs temperature > "
+      "0, top_p 1 and top_k 0 (the others are for evaluation)."
     )
-  targets, known = config.lora.targets, config_lib.LoraConfig.targets
+  targets = config.lora.targets
+  supported = config_lib.LoraConfig.targets
   repeated = len(set(targets)) < len(targets)
-  if {*targets} - {*known} or repeated or (config.lora.rank and not targets):
+  if (
+    {*targets} - {*supported} or repeated or (config.lora.rank and not targets)
+  ):
     raise ValueError(
       f"lora.targets: found {', '.join(targets) or 'none'}; expected some of "
-      f"{', '.join(known)}, each once."
+      f"{', '.join(supported)}, each once."
     )
-  objective, critic = config.objective, config.critic
+  objective = config.objective
+  critic = config.critic
   if objective.baseline != "group" and objective.has_critic:
     raise ValueError(
       f"objective.baseline: found {objective.baseline!r} with "
       "objective.advantage 'gae', whose baseline is the critic; set one of "
       "them to 'group'."
     )
-  cap, clip = objective.importance_cap, 1 + objective.clip_high
+  cap = objective.importance_cap
+  clip = 1 + objective.clip_high
   if objective.old_logp == "engine" and 0 < cap < clip:
     raise ValueError(
       f"objective.importance_cap: found {cap} with old_logp 'engine', where it "
@@ -310,15 +328,17 @@ def _learning(config: config_lib.ExperimentConfig) -> None:
 
 def _pipeline(config: config_lib.ExperimentConfig) -> None:
   """Refuses sampling and training that cannot alternate or overlap as asked."""
-  c, kind = config.pipeline, config.engine.kind
-  objective, level = config.objective, c.async_level
+  pipeline = config.pipeline
+  kind = config.engine.kind
+  objective = config.objective
+  level = pipeline.async_level
   if level and objective.old_logp == "trainer" and not objective.importance_cap:
     raise ValueError(
       f"pipeline.async_level: found {level} with objective.old_logp 'trainer' "
       "and importance_cap 0, where nothing tells tokens of older weights from "
       "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
-  if c.partial and not (level and kind == "sglang"):
+  if pipeline.partial and not (level and kind == "sglang"):
     raise ValueError(
       f"pipeline.partial: found True with pipeline.async_level {level} and "
       f"engine.kind {kind!r}, expected at least 1 and 'sglang': only then are "
@@ -329,16 +349,17 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
       f"sglang.colocated: found True with pipeline.async_level {level}, "
       "expected 0: on the trainer's GPUs servers sample while nothing trains."
     )
-  if c.offload != "none" and (
+  if pipeline.offload != "none" and (
     level or not (kind == "jax" or config.servers_share)
   ):
     raise ValueError(
-      f"pipeline.offload: found {c.offload!r} with pipeline.async_level "
+      f"pipeline.offload: found {pipeline.offload!r} with pipeline.async_level "
       f"{level} and engine.kind {kind!r}, expected 0 and 'jax', or 'sglang' "
       "with sglang.colocated: only then do sampling and training take turns on "
       "the same devices. Set pipeline.offload none."
     )
-  turn, deadline = config.episode.turn_deadline, config.sglang.deadline
+  turn = config.episode.turn_deadline
+  deadline = config.sglang.deadline
   # Otherwise the driver gives up turns that the engine still waits for.
   if kind == "sglang" and turn < deadline:
     raise ValueError(
@@ -359,35 +380,39 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
 
 def _batches(config: config_lib.ExperimentConfig) -> None:
   """Checks that an optimizer step of only longest episodes fits its batch."""
-  batch, mesh, c = config.batch, config.mesh, config.curriculum
+  batch = config.batch
+  mesh = config.mesh
+  curriculum = config.curriculum
   trajectories = config.questions * config.group
-  if trajectories % c.batches_per_rollout:
+  if trajectories % curriculum.batches_per_rollout:
     raise ValueError(
       f"{config.questions} questions x {config.group} samples = {trajectories} "
-      f"trajectories do not divide into {c.batches_per_rollout} batches "
+      "trajectories do not divide into "
+      f"{curriculum.batches_per_rollout} batches "
       "(curriculum.steps_per_rollout / curriculum.epochs)."
     )
-  parts = mesh.context * (mesh.tensor if mesh.sequence_parallel else 1)
-  if uneven := [n for n in batch.row_lengths if n % parts]:
+  shards = mesh.context * (mesh.tensor if mesh.sequence_parallel else 1)
+  if uneven := [n for n in batch.row_lengths if n % shards]:
     raise ValueError(
       f"batch.row_lengths: found a row of {uneven[0]} tokens, expected "
-      f"multiples of {parts}, over which positions are cut (mesh.context, and "
+      f"multiples of {shards}, over which positions are cut (mesh.context, and "
       "mesh.tensor with mesh.sequence_parallel)."
     )
-  tokens, longest = config.episode.max_context, batch.row_lengths[-1]
+  tokens = config.episode.max_context
+  longest = batch.row_lengths[-1]
   if tokens > longest + 1:  # The first token is not predicted.
     raise ValueError(
       f"episode.max_context {tokens} exceeds the longest training row, "
       f"batch.row_lengths[-1] {longest}."
     )
-  episodes = trajectories // c.batches_per_rollout
-  row = min(batch.max_segments, longest // max(1, tokens - 1))
+  episodes = trajectories // curriculum.batches_per_rollout
+  row_segments = min(batch.max_segments, longest // max(1, tokens - 1))
   rows = batch.rows(longest, mesh.rows)
-  needed = -(-episodes // (row * rows))
+  needed = -(-episodes // (row_segments * rows))
   if needed > batch.max_micro_batches:
     raise ValueError(
       f"batch.max_micro_batches: found {batch.max_micro_batches}, expected at "
       f"least {needed}: an optimizer step has {episodes} episodes of up to "
-      f"{tokens} tokens, and {row} of them fit a row, {rows} rows a "
+      f"{tokens} tokens, and {row_segments} of them fit a row, {rows} rows a "
       "micro-batch. Raise it, or batch.micro_batch_tokens."
     )

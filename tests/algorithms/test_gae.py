@@ -141,7 +141,13 @@ def test_the_value_loss_equals_its_formula(clip):
   np.testing.assert_allclose(
     sums["mean"], np.sum(weight * value), rtol=1e-4, atol=1e-6
   )
-  names = ("weight", "returns", "returns_squared", "rest", "rest_squared")
+  names = (
+    "weight",
+    "returns",
+    "returns_squared",
+    "residual",
+    "residual_squared",
+  )
   explained = ppo.explained_variance(*(float(sums[name]) for name in names))
 
   def variance(x):

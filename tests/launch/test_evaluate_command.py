@@ -51,7 +51,7 @@ def test_invalid_pairs_are_refused(text):
   evaluation = {"pairs": evaluate.parse_pairs(text)}
   config = config_lib.changed(small_run.CONFIG, evaluation=evaluation)
   with pytest.raises(ValueError, match="evaluation.pairs: "):
-    validation.check(config)
+    validation.check_settings(config)
 
 
 @pytest.fixture(scope="module")

@@ -142,7 +142,7 @@ def test_ratios_of_a_rollouts_first_step_are_exactly_1(
   policy = policy._replace(params=decoder.initialize(a, 0), architecture=a)
   steps, scored = learner.Learner.steps, []
 
-  def checked(self, packed):
+  def checked(self, packed, start):
     """Scores the first step too, whose log-probabilities are the engine's."""
     scorer = functools.partial(self.scorer, self.published())
     found = batching.rescored(packed[0], scorer)
@@ -150,7 +150,7 @@ def test_ratios_of_a_rollouts_first_step_are_exactly_1(
       live = rows.weight != 0
       np.testing.assert_array_equal(exact[live], rows.behaviour_logp[live])
       scored.append(int(live.sum()))
-    yield from steps(self, packed)
+    yield from steps(self, packed, start)
 
   monkeypatch.setattr(learner.Learner, "steps", checked)
   small_run.train(tmp_path, parts | {"policy": policy}, config)

@@ -120,9 +120,9 @@ class Drill:
         drill.learnt.append((scored.groups, packed))
         return packed
 
-      def steps(self, packed):
+      def steps(self, packed, start=0):
         before = _copies(self.state)
-        for values in super().steps(packed):
+        for values in super().steps(packed, start):
           after = _copies(self.state)
           drill.moved.append(any(map(np.any, map(np.not_equal, before, after))))
           before = after

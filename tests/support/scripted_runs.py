@@ -134,8 +134,8 @@ class Learner:
   def pack(self, scored):
     return [scored, scored]
 
-  def steps(self, packed):
-    for i, scored in enumerate(packed):
+  def steps(self, packed, start=0):
+    for i, scored in enumerate(packed[start:]):
       trajectories = [t for g in scored.groups if g for t in g.trajectories]
       rollout = int(self.state.step) // 2
       type(self).on_step(rollout, i)

@@ -188,7 +188,7 @@ def test_an_interrupt_ends_a_sampler_that_never_returns(
 def test_a_step_that_is_not_finite_stops_the_sampler(
   parts, tmp_path, scripted, monkeypatch
 ):
-  def steps(self, packed):
+  def steps(self, packed, start):
     yield {"finite": 0.0, "loss/total": float("nan"), "grad_norm": 1.0}
 
   async def script(request):

@@ -100,7 +100,7 @@ def test_only_scored_positions_are_computed(count):
     return jnp.where(scored, picked, 0), jnp.where(scored, entropy, 0)
 
   def compact(hidden, head):
-    how = logprobs._How(1.0, 5, True, True)
+    how = logprobs._Plan(1.0, 5, True, True)
     return logprobs._logprobs(how, hidden, head, targets, scored)
 
   def graded(f):
@@ -127,7 +127,7 @@ def test_entropy_and_its_gradient_are_those_of_float64():
   targets = rng.integers(0, 7, (2, 6))
 
   def loss(hidden, head):
-    how = logprobs._How(temperature, 2, True, True)
+    how = logprobs._Plan(temperature, 2, True, True)
     scored = jnp.ones((2, 6), bool)
     logp, entropy = logprobs._logprobs(how, hidden, head, targets, scored)
     return jnp.sum(weight * entropy) + jnp.sum(of_logp * logp)

@@ -125,9 +125,9 @@ def test_pending_rollouts_survive_a_round_trip():
     engine=Counter(sampled_tokens=3),
     search=Counter(call_seconds=0.1),
   )
-  packed = collection.pack([rollout, rollout])
+  packed = collection.serialize([rollout, rollout])
   packed = packed._replace(values=json.loads(json.dumps(packed.values)))
-  for back in collection.unpack(
+  for back in collection.deserialize(
     packed, lambda r, place: {(0, 3): whole.question}[r, place]
   ):
     none, group = back.groups

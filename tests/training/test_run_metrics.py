@@ -240,7 +240,7 @@ def _of_step(difference):
     _, values = LOSS(np.float32(logp), *[zeros] * 3, np.float32(weight))
     parts.append(values)
   name = "logp_difference_counts"
-  return metrics.of_step(
+  return metrics.plain_values(
     {"grad_norm": np.float32(2), f"loss/{name}": sum(p[name] for p in parts)}
   )
 
@@ -265,7 +265,7 @@ def test_quantiles_of_the_gap_are_those_of_all_tokens():
 def test_quantiles_beyond_all_edges_and_without_tokens():
   assert _of_step(np.full(1001, 500.0))["loss/logp_difference_p50"] == np.inf
   counts = np.zeros(1 + len(grpo.GAP_EDGES), np.float32)
-  assert metrics.of_step({"loss/logp_difference_counts": counts}) == {
+  assert metrics.plain_values({"loss/logp_difference_counts": counts}) == {
     "loss/logp_difference_p50": grpo.GAP_EDGES[0],
     "loss/logp_difference_p99": grpo.GAP_EDGES[0],
     "loss/logp_difference_far": 0.0,

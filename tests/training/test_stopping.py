@@ -35,9 +35,9 @@ def stop_after(steps, folder, parts, config=small_run.CONFIG):
   small_run.share_programs(trainer, config)
   learn, taken = trainer._learner.steps, 0
 
-  def counted(packed):
+  def counted(packed, start):
     nonlocal taken
-    for values in learn(packed):
+    for values in learn(packed, start):
       taken += 1
       if taken == steps:
         trainer.stop()
@@ -110,11 +110,12 @@ def test_an_epoch_has_the_batches_of_the_first_and_the_same_old_policy(
 
   monkeypatch.setattr(train_step, "make_scorer", scorer)
   small_run.train(tmp_path, parts, over(steps=4, old_logp="trainer"))
-  for a, b, again, b_again in packed:
-    assert a is again and b is b_again and a is not b
-  # Two batches in each of two rollouts, scored before the first step.
+  # Two batches in each of two rollouts, scored before the first step; each of
+  # two epochs takes a step on both.
+  assert [len(batches) for batches in packed] == [2, 2]
   assert len(scored) == 4
   steps = small_run.records(tmp_path, "steps.jsonl")
+  assert len(steps) == 8
   # The first step samples from the policy that it trains; each later one is
   # further from it, and its ratio is to that policy.
   first, *moved = [x["loss/ratio_max"] - 1 for x in steps[:4]]
@@ -192,10 +193,11 @@ def test_a_stopped_command_saves_and_reports_it(config_file, tmp_path):
 HANGS = """
 import itertools, runpy, threading
 from anysearch_jax.training import learner, loop
-steps, loop.BOUND, loop._TIMES = learner.Learner.steps, 1, 1
+steps, loop.BOUND, loop._HANG_RATIO = learner.Learner.steps, 1, 1
 
-def hangs(self, packed):
-  yield from itertools.islice(steps(self, packed), loop._FIRST > 1)
+def hangs(self, packed, start):
+  taken = steps(self, packed, start)
+  yield from itertools.islice(taken, loop._FIRST_HANG > 1)
   threading.Event().wait()
 
 learner.Learner.steps = hangs
@@ -203,7 +205,9 @@ runpy.run_module("anysearch_jax.launch.train", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("bound", ["_FIRST", "_HANGS"])  # Of step 0, of 1.
+@pytest.mark.parametrize(
+  "bound", ["_FIRST_HANG", "_LEAST_HANG"]
+)  # Of step 0, of 1.
 def test_a_step_that_does_not_end_is_given_up(bound, config_file, tmp_path):
   flags = f"--config={config_file}", f"--output={tmp_path / 'run'}", "--grace=1"
   code = HANGS.replace("BOUND", bound)

@@ -56,7 +56,7 @@ def track(names, folder, parts, *, kill=None, code=None):
   """Trains with trackers; with `code` the command exits with it."""
   config = runs.at_level(0)
   values = settings.to_dict(config)
-  with trackers.opened(names, folder=folder, config=values) as sinks:
+  with trackers.open_senders(names, folder=folder, config=values) as sinks:
     runs.run(folder, parts, config, kill=kill, sinks=sinks)
     if code is not None:
       sys.exit(code)
@@ -128,7 +128,7 @@ def test_a_tracker_that_breaks_loses_records_and_no_training(
   config = runs.at_level(0)
   with (
     caplog.at_level(logging.WARNING),
-    trackers.opened(["mlflow"], folder=folder, config={}) as sinks,
+    trackers.open_senders(["mlflow"], folder=folder, config={}) as sinks,
   ):
     with sqlite3.connect(database) as broken:
       broken.execute("DROP TABLE metrics")
@@ -146,7 +146,7 @@ def test_a_missing_package_is_refused_with_its_command(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "mlflow", None)
   with (
     pytest.raises(ValueError, match=r"--mlflow: .*pip install .*\[mlflow\]'"),
-    trackers.opened(["mlflow"], folder=tmp_path, config={}),
+    trackers.open_senders(["mlflow"], folder=tmp_path, config={}),
   ):
     pass
 
@@ -155,6 +155,6 @@ def test_a_tracker_that_cannot_open_is_refused(tmp_path, database, monkeypatch):
   (tmp_path / "trackers.json").write_text('{"mlflow": "0123"}')
   with (
     pytest.raises(ValueError, match=r"--mlflow: .*0123.*trackers.json, a new"),
-    trackers.opened(["mlflow"], folder=tmp_path, config={}),
+    trackers.open_senders(["mlflow"], folder=tmp_path, config={}),
   ):
     pass

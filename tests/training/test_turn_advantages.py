@@ -59,7 +59,7 @@ def test_searches_are_compared_within_their_group(normalize):
     if rng.random() < 0.9  # The others failed.
   }
   config = dataclasses.replace(OBJECTIVE, normalize=normalize)
-  found = turn_advantages.of_searches(steps, (6, 5), config=config)
+  found = turn_advantages.search_advantages(steps, (6, 5), config=config)
   expected = oracle(steps, normalize, 0.5)
   assert found.keys() == expected.keys()
   for place, values in expected.items():
@@ -159,7 +159,7 @@ def test_baselines_of_turns_by_hand():
   """Four trajectories; two have the same first passage, one no search."""
   members = all_shown("ab", "ac", "b", "")
   totals = np.float32([[1, 0, 0, 1]])
-  found = turn_advantages.against_others(members, totals, config=TURNS)
+  found = turn_advantages.peer_advantages(members, totals, config=TURNS)
   scale = 3 / 4
   expected = [
     # At first all four; after "a" the second; after "ab" nobody else, so "a".
@@ -190,8 +190,8 @@ def test_before_the_first_passage_it_is_the_groups_advantage(
   expected = grpo.advantages(
     totals, valid, epsilon=config.advantage_epsilon, **how
   )
-  found = turn_advantages.against_others(members, totals, config=config)
-  added = turn_advantages.of_turns(
+  found = turn_advantages.peer_advantages(members, totals, config=config)
+  added = turn_advantages.added_advantages(
     members, totals, np.asarray(expected), {}, config=config
   )
   for place, turns in found.items():
@@ -199,7 +199,9 @@ def test_before_the_first_passage_it_is_the_groups_advantage(
     assert turns.shape == (members[place].searches + 1,)
     whole = float(expected[place])
     np.testing.assert_allclose(turns[0], whole, atol=2e-5)
-    tokens = turn_advantages.of_tokens(members[place], whole, added[place])
+    tokens = turn_advantages.token_advantages(
+      members[place], whole, added[place]
+    )
     ends = (*members[place].search_ends, len(tokens) - 1)
     np.testing.assert_allclose([tokens[i] for i in ends], turns, atol=1e-5)
 
@@ -209,7 +211,7 @@ def test_a_lone_trajectory_and_equal_rewards_learn_nothing():
     totals = np.full((1, len(members)), 0.65, np.float32)
     for normalize in grpo.NORMALIZERS:
       config = dataclasses.replace(TURNS, normalize=normalize)
-      found = turn_advantages.against_others(members, totals, config=config)
+      found = turn_advantages.peer_advantages(members, totals, config=config)
       for turns in found.values():
         np.testing.assert_allclose(turns, 0, atol=1e-6)
 
@@ -218,7 +220,7 @@ def test_rewards_of_searches_are_added():
   members = all_shown("a", "a")
   steps = {(0, 0): np.float32([1]), (0, 1): np.float32([0])}
   totals = np.float32([[1, 0]])
-  added = turn_advantages.of_turns(
+  added = turn_advantages.added_advantages(
     members, totals, np.float32([[0.5, -0.5]]), steps, config=TURNS
   )
   # Both turns of both have the group's advantage, and the search +-.5 more.

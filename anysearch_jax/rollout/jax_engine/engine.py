@@ -154,7 +154,7 @@ class JaxEngine:
       ValueError: a sampling setting is out of its range, or a stop text empty.
       RuntimeError: another turn of the episode is being sampled.
     """
-    sampling = self._sampling.asked(request)
+    sampling = self._sampling.for_request(request)
     stop_bit = await self._halting.bit(request.stop)
     if self._config.exact and sampling_lib.restricts(sampling):
       raise ValueError(

@@ -360,7 +360,7 @@ class ServersEngine:
     turn = server_lib.Turn(
       request=request,
       sampled=sampled,
-      sampling=self._sampling.asked(request),
+      sampling=self._sampling.for_request(request),
       seed=int.from_bytes(seed),
       ends=self._policy.tokenizer.end_of_turn_ids,
       architecture=self._policy.architecture,
