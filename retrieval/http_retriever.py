@@ -106,7 +106,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     a single query may have caused, the batch is bisected, so that only this
     query fails.
     """
-    return await requests_lib.by_k(requests, self._ask, most=self._batch)
+    return await requests_lib.ask_by_k(requests, self._ask, batch=self._batch)
 
   def identity(self) -> Any:
     """Returns the `identity` that `GET /health` reports, or the address.
@@ -215,5 +215,5 @@ def _passage(hit: _Hit) -> types.Passage:
   if name is None:
     name = hashlib.sha256(contents.encode()).hexdigest()[:16]
   title, _, text = contents.partition("\n")
-  source = passages.source(hit.document.model_extra or {})
+  source = passages.document_source(hit.document.model_extra or {})
   return types.Passage(str(name), title, text, hit.score, source)

@@ -157,7 +157,7 @@ class Collection:
     encoder: search_lib.Encoder | None,
   ) -> None:
     """Inserts rows with what the description says that they have."""
-    analyze, data = analysis.shared(built["language"]), []
+    analyze, data = analysis.get_analyzer(built["language"]), []
     some = [corpus[row] for row in rows]
     for row, passage in zip(rows, some, strict=True):
       values: dict[str, Any] = {n: getattr(passage, n) for n in _FIELDS}
@@ -169,7 +169,7 @@ class Collection:
           f"at most {_LONGEST}."
         )
       if "fields" in built:
-        values["fields"] = filters_lib.of_row(corpus, row, built["fields"])
+        values["fields"] = filters_lib.row_fields(corpus, row, built["fields"])
       data.append({"row": row} | values)
     if encoder is not None:
       made = encoder.passages([passage.contents for passage in some])
@@ -206,7 +206,7 @@ def build(
       values, or Milvus cannot have it.
   """
   filters_lib.check_fields(corpus, fields)
-  analysis.shared(language)  # Refuses unknown ones.
+  analysis.get_analyzer(language)  # Refuses unknown ones.
   built: dict[str, Any] = {
     **_BASIS,
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
@@ -288,7 +288,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
     """Returns passages, none for a blank query, or each `RetrievalError`."""
     asked = [request for request in requests if request.query.strip()]
     answers = iter(
-      await requests_lib.by_k(
+      await requests_lib.ask_by_k(
         asked, lambda texts, k: asyncio.to_thread(self._answers, texts, k)
       )
     )
@@ -300,7 +300,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
   def _answers(
     self, texts: Sequence[str], k: int
   ) -> Sequence[search_lib.Answer | Exception]:
-    analyze = analysis.shared(self._built["language"])
+    analyze = analysis.get_analyzer(self._built["language"])
     # Lone surrogates cannot be sent.
     texts = [text.encode(errors="replace").decode() for text in texts]
     data: dict[str, list[Any]] = {

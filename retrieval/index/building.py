@@ -111,7 +111,7 @@ def build(
       "another folder."
     )
   folder.mkdir(parents=True, exist_ok=True)
-  with alone(folder):
+  with locked(folder):
     corpus = passages.prepare(
       source,
       folder / "corpus",
@@ -133,7 +133,7 @@ def build(
     _write(shards, make, process, processes, on_rows)
     if not all(map(shards.written, range(len(shards)))):
       return False
-  with alone(folder):
+  with locked(folder):
     if not (folder / BUILT).is_file():
       if encoder is None:
         from anysearch_jax.retrieval.index import word_index
@@ -172,7 +172,7 @@ def _planned(
   return line
 
 
-def newest(folder: str | os.PathLike) -> pathlib.Path:
+def newest_build(folder: str | os.PathLike) -> pathlib.Path:
   """Returns the folder with an index's files: that of the newest build."""
   folder = pathlib.Path(folder)
   try:
@@ -220,7 +220,7 @@ def _validate(
         "only."
       )
   if kind == "bm25":
-    analysis.shared(settings.language)
+    analysis.get_analyzer(settings.language)
   if settings.shard < 1 or not 0 <= process < processes:
     raise ValueError(
       f"Found shards of {settings.shard} rows and process {process} of "
@@ -361,6 +361,6 @@ def _opened(
   return file, parameter
 
 
-def alone(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+def locked(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
   """Holds the folder's lock, for which it waits; raises as `run_lock.hold`."""
   return run_lock.hold(folder / ".lock", patience=_PATIENCE)

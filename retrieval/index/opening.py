@@ -36,7 +36,7 @@ def open_index(
     vectors.DamagedError: a file of the index differs from what was written.
     ValueError: the index is not finished, or the encoder is a different one.
   """
-  folder = building.newest(folder)
+  folder = building.newest_build(folder)
   identity = read(folder)
   corpus = passages.Corpus(folder / "corpus")
   expected = identity["corpus"]

@@ -184,7 +184,7 @@ class LocalRetriever(requests_lib.OneByBatch):
       ValueError: a request is invalid, see `requests.check`.
     """
     search = self._searching.search
-    return await requests_lib.by_k(
+    return await requests_lib.ask_by_k(
       requests, lambda queries, k: asyncio.to_thread(search, queries, k)
     )
 

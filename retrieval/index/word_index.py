@@ -52,7 +52,7 @@ class WordIndex:
           raise ValueError(f"{name!r} is not a file name")
         if disk.fingerprint(folder / name)["sha256"] != sha256:
           raise ValueError(f"{name} differs from what was written")
-      self._analyzer = analysis.shared(info["language"])
+      self._analyzer = analysis.get_analyzer(info["language"])
       if any(self._analyzer(t) != terms for t, terms in info["sample"].items()):
         raise ValueError("the stemmer that built it is another version")
       index = tantivy.Index.open(str(folder))
@@ -118,7 +118,7 @@ def write(
   Raises:
     ValueError: no text contains a word, or the language is unknown.
   """
-  analyzer = analysis.shared(language)
+  analyzer = analysis.get_analyzer(language)
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   for left in folder.iterdir():  # By a killed builder.
