@@ -60,7 +60,7 @@ class Search(Protocol):
   identity: dict[str, Any]
 
   @property
-  def described(self) -> dict[str, Any]:
+  def health_fields(self) -> dict[str, Any]:
     """More fields of `/health`."""
     ...
 
@@ -138,7 +138,7 @@ class Service:
     found, limits = self._search, self._limits
     values = {"status": status, "passages": len(found)}
     values |= {"identity": found.identity, "topk": limits.topk}
-    values |= {"max_topk": limits.max_topk, **found.described}
+    values |= {"max_topk": limits.max_topk, **found.health_fields}
     return _json(values, 200 if status == "ok" else 503)
 
   async def metrics(self, request: requests.Request) -> responses.Response:
