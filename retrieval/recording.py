@@ -38,7 +38,7 @@ def count(path: str | os.PathLike) -> int:
   Raises:
     RetrievalError: the file is missing or is not a log of answers.
   """
-  with _opened(pathlib.Path(path), is_new=False) as database:
+  with _open_log(pathlib.Path(path), is_new=False) as database:
     return database.execute(f"SELECT count(*) FROM {_TABLE}").fetchone()[0]
 
 
@@ -81,7 +81,7 @@ class Recorder:
     self._retriever = None if mode == "strict" else retriever
     self._mode = mode
     self._path = pathlib.Path(path).absolute()
-    with _opened(self._path, is_new=mode != "strict") as database:
+    with _open_log(self._path, is_new=mode != "strict") as database:
       recorded = database.execute(
         f"SELECT identity FROM {_TABLE} GROUP BY identity ORDER BY min(rowid)"
       ).fetchall()
@@ -146,13 +146,13 @@ class Recorder:
 
   def _read(self, keys: Sequence[str]) -> dict[str, Answer]:
     """Returns the answers that the log has."""
-    with _opened(self._path, is_new=False) as database:
+    with _open_log(self._path, is_new=False) as database:
       return self._select(database, keys)
 
   def _write(self, new: Mapping[str, str]) -> dict[str, Answer]:
     """Adds answers, keeps existing ones, and returns those of the log."""
     rows = [(self._identity, key, passages) for key, passages in new.items()]
-    with _opened(self._path, is_new=False) as database:
+    with _open_log(self._path, is_new=False) as database:
       written = database.executemany(
         f"INSERT OR IGNORE INTO {_TABLE} VALUES (?, ?, ?)", rows
       )
@@ -187,7 +187,7 @@ def _key(request: types.SearchRequest) -> str:
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_log(
   path: pathlib.Path, *, is_new: bool
 ) -> Iterator[sqlite3.Connection]:
   """Opens a log for one transaction.

@@ -206,10 +206,12 @@ class WebRetriever:
         f"address: found {redaction.shown(address)!r}; expected the address of "
         "a server for searxng and none for others."
       )
-    self._kind, self._service = kind, SERVICES[kind]
+    self._kind = kind
+    self._service = SERVICES[kind]
     self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
-    headers, key = {"Accept": "application/json"}, ""
+    headers = {"Accept": "application/json"}
+    key = ""
     self._parameters: dict[str, str] = {}
     if self._variable:
       key = http_calls.secret_in(self._variable, f"the key for {kind}")
@@ -231,10 +233,10 @@ class WebRetriever:
 
   def identity(self) -> Json:
     """Returns JSON values that identify the answers."""
-    named = {"kind": "web", "service": self._kind}
+    values = {"kind": "web", "service": self._kind}
     if not self._service.url:
-      named["address"] = self._url
-    return named
+      values["address"] = self._url
+    return values
 
   async def search(self, request: types.SearchRequest) -> Answer:
     """Returns passages, best first, whose ids are URLs.
@@ -276,34 +278,35 @@ class WebRetriever:
     Raises AnswerError if the reply has another form, or none of its results has
     all three: as an empty answer it would hide that nothing is found any more.
     """
-    service, found = self._service, reply
+    service = self._service
+    results = reply
     for key in service.results.split("."):
-      found = found.get(key) if isinstance(found, dict) else None
-    if isinstance(reply, dict) and not found:
+      results = results.get(key) if isinstance(results, dict) else None
+    if isinstance(reply, dict) and not results:
       if why := service.nothing(reply):
         quoted = self._caller.redact.quote(why, 200)
         raise http_calls.AnswerError(f"{self._url}: {quoted}")
-      if found is None and why is not None:
+      if results is None and why is not None:
         return ()
-    if not isinstance(found, list):
+    if not isinstance(results, list):
       expected = f"a list at {service.results}"
       raise self._caller.unexpected(self._url, reply, expected)
-    kept = []
-    for result in found:
+    passages = []
+    for result in results:
       if not isinstance(result, Mapping):
         continue
       link = result.get(service.link)
       title = _clean(result.get("title"))
       text = _clean(result.get(service.snippet))
       if isinstance(link, str) and _LINK.fullmatch(link) and title and text:
-        kept.append(types.Passage(_clean_text(link), f'"{title}"', text))
-    if found and not kept:
+        passages.append(types.Passage(_clean_text(link), f'"{title}"', text))
+    if results and not passages:
       expected = (
         f"the texts {service.link!r}, 'title' and {service.snippet!r} in at "
-        f"least one of {len(found)} results"
+        f"least one of {len(results)} results"
       )
-      raise self._caller.unexpected(self._url, found[0], expected)
-    return tuple(kept)
+      raise self._caller.unexpected(self._url, results[0], expected)
+    return tuple(passages)
 
 
 def _clean(value: Any) -> str:

@@ -189,7 +189,7 @@ def _size_line(
 
 
 def newest_build(folder: str | os.PathLike) -> pathlib.Path:
-  """Returns the folder of the newest of several builds, or the folder itself."""
+  """Returns the folder of the newest of several builds, or this folder."""
   folder = pathlib.Path(folder)
   try:
     return folder / json_files.read(folder / CURRENT)["build"]

@@ -95,19 +95,21 @@ def _encoder(
   devices: Sequence[Any] | None,
 ) -> search.Encoder:
   """Returns the encoder of an index, loaded if need be; refuses other ones."""
-  loaded: Any = None
-  if encoder is None or isinstance(encoder, str | os.PathLike):
+  index_encoder: Any = encoder
+  is_loaded_here = encoder is None or isinstance(encoder, str | os.PathLike)
+  if is_loaded_here:
     from anysearch_jax.retrieval.encoder import encoder as encoder_lib
 
     try:
-      loaded = encoder_lib.Encoder.like(expected, encoder, devices=devices)
+      index_encoder = encoder_lib.Encoder.like(
+        expected, index_encoder, devices=devices
+      )
     except KeyError as error:
       raise ValueError(
         "encoder: the index was built with an encoder that reports no "
         f"{error}, so it was not loaded from a folder; pass that encoder."
       ) from error
-    encoder = loaded
-  identity = {"dim": encoder.dim} | encoder.identity()
+  identity = {"dim": index_encoder.dim} | index_encoder.identity()
   for name in expected:
     # The encoder's folder may have moved.
     if name != "folder" and identity.get(name) != expected[name]:
@@ -115,9 +117,9 @@ def _encoder(
         f"encoder: found {name} {identity.get(name)}, the index was built with "
         f"{expected[name]}; expected the same encoder."
       )
-  if loaded is not None:
-    loaded.compile()
-  return encoder
+  if is_loaded_here:
+    index_encoder.compile()
+  return index_encoder
 
 
 def _vectors(

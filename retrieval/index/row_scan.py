@@ -68,8 +68,8 @@ class RowScan:
       return hits
     # A sum of n products in float32 is off by at most n roundings, relative to
     # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1. If the
-    # last candidate is within that error of the k-th, a row beyond the candidates
-    # may be among the best, so such queries are searched again with more.
+    # last candidate is within that error of the k-th, a row beyond them may be
+    # among the best, so such queries are searched again with more candidates.
     error = (self.dim + 4) * 2.0**-24 * np.linalg.norm(vectors, axis=1)
     is_near = scores[:, -1] >= scores[:, k - 1] - 2 * error
     undecided = np.flatnonzero(is_near & (rows[:, -1] >= 0))

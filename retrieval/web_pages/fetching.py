@@ -51,16 +51,16 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
   Raises:
     ValueError: a name is no network or address.
   """
-  found = []
+  parsed = []
   for name in names:
     try:
-      found.append(ipaddress.ip_network(name))
+      parsed.append(ipaddress.ip_network(name))
     except ValueError as error:
       raise ValueError(
         f"found {name!r} ({error}), expected a network or an address, such as "
         "10.0.0.0/8 or fd00::/8."
       ) from None
-  return tuple(found)
+  return tuple(parsed)
 
 
 # Global for (some versions of) Python, and yet of no public host: Azure's
@@ -68,8 +68,11 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
 # and site-local ones.
 _CLOSED = networks(
   (
-    *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
-    *("fec0::/10", "64:ff9b:1::/48"),
+    "168.63.129.16/32",
+    "192.0.0.0/24",
+    "192.88.99.0/24",
+    "fec0::/10",
+    "64:ff9b:1::/48",
   )
 )
 
@@ -124,8 +127,8 @@ def is_open(address: Address, allowed: Sequence[Network] = ()) -> bool:
 async def resolve(host: str, port: int) -> list[str]:
   """Returns the addresses of a host by the system's resolver."""
   loop = asyncio.get_running_loop()
-  found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-  return list(dict.fromkeys(str(each[4][0]) for each in found))
+  entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 async def checked(
@@ -134,7 +137,12 @@ async def checked(
   """Resolves the host of a page once, and checks every address.
 
   Odd spellings of an IP address (`2130706433`, `0x7f.1`) are resolved as the
-  system does, so they are checked as what they lead to.
+  system does, so the addresses that they lead to are checked.
+
+  Args:
+    url: address of the page.
+    allowed: networks that are open although they are not public.
+    resolving: returns the addresses of a host; for tests.
 
   Returns:
     The addresses to connect to, at least one.
@@ -145,8 +153,8 @@ async def checked(
   """
   port = url.port or (443 if url.scheme == "https" else 80)
   try:
-    found = await resolving(url.raw_host.decode("ascii"), port)
-    parsed = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
+    names = await resolving(url.raw_host.decode("ascii"), port)
+    parsed = [ipaddress.ip_address(name.partition("%")[0]) for name in names]
   except socket.gaierror as error:
     if error.errno in (socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM):
       raise types.RetrievalError(
@@ -155,11 +163,11 @@ async def checked(
     raise PageError(f"{url.host}: there is no such host.") from None
   except (UnicodeError, ValueError):
     raise PageError(f"{url.host}: this is no name of a host.") from None
-  if not all(is_open(each, allowed) for each in parsed):
+  if not all(is_open(address, allowed) for address in parsed):
     raise PageError(
       f"{url.host}: its address is not public, so nothing is fetched from it."
     )
-  return [str(each) for each in parsed]
+  return [str(address) for address in parsed]
 
 
 # RFC 9309: at least 500 KiB are read, and a copy is used for at most 24 hours.
@@ -215,7 +223,8 @@ class Fetcher:
     resolve: Resolve = resolve,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._settings, self._resolve = settings, resolve
+    self._settings = settings
+    self._resolve = resolve
     self._allowed = networks(settings.allow_private)
     # Reading the certificates takes 20 ms of a core.
     self._certificates = ssl.create_default_context()
@@ -302,15 +311,18 @@ class Fetcher:
         extensions={"sni_hostname": url.raw_host.decode("ascii")},
       ) as response,
     ):
-      status, location = response.status_code, ""
+      status = response.status_code
+      location = ""
       if 300 <= status < 400:
         location = response.headers.get("location", "")
       kind = response.headers.get("content-type", "").partition(";")[0]
-      kind, data, is_whole = kind.strip().lower(), b"", True
+      kind = kind.strip().lower()
+      data = b""
+      is_whole = True
       # The body is read only of a page that will be used.
       if status == 200 and (kind in KINDS or not is_page):
-        most = self._settings.largest if is_page else _ROBOTS_LARGEST
-        data, is_whole = await _body(response, most)
+        limit = self._settings.largest if is_page else _ROBOTS_LARGEST
+        data, is_whole = await _body(response, limit)
       charset = (response.charset_encoding or "").lower()
       return Fetched(str(url), kind, charset, data, is_whole, status, location)
 
@@ -340,12 +352,14 @@ class Fetcher:
   async def _rules(self, site: str) -> tuple[protego.Protego | None, float]:
     try:
       page = await self._follow(httpx2.URL(site), is_page=False)
-      status, data = page.status, page.data
+      status = page.status
+      data = page.data
     except PageError as error:
       # RFC 9309, 2.3.1.2: after five redirects, a file may count as missing.
       if error.why != "redirects":
         return None, _RETRY_SECONDS
-      status, data = 404, b""
+      status = 404
+      data = b""
     # A server that is busy says nothing about what it allows.
     if status >= 500 or status == 429:
       return None, _RETRY_SECONDS
@@ -353,7 +367,7 @@ class Fetcher:
     return protego.Protego.parse(text), _SECONDS
 
 
-async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
+async def _body(response: httpx2.Response, limit: int) -> tuple[bytes, bool]:
   """Returns a body up to a size, decompressed, and whether it is all of it.
 
   Raises PageError for an encoding that is unknown or broken.
@@ -365,8 +379,8 @@ async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
       raise httpx2.DecodingError("it is not gzip or deflate")
     async for part in response.aiter_bytes():
       data += part
-      if len(data) > most:
-        return bytes(data[:most]), False
+      if len(data) > limit:
+        return bytes(data[:limit]), False
   except httpx2.DecodingError as error:
     raise PageError(
       f"The page's encoding {coding[:40]!r} cannot be read ({error}).", "type"
