@@ -132,15 +132,19 @@ class Analyzer:
     return terms
 
   def _terms(self, word: str) -> Iterator[str]:
-    parts = [word] if word.isascii() else _UNSPACED.split(word)
-    for i, part in enumerate(parts):
+    segments = [word] if word.isascii() else _UNSPACED.split(word)
+    for i, segment in enumerate(segments):
       if i % 2:  # The separator that `split` matched: a script without spaces.
-        yield from part
-        yield from map("".join, itertools.pairwise(part))
+        yield from segment
+        yield from map("".join, itertools.pairwise(segment))
         continue
-      if self.language == "english" and part.endswith("'s"):
-        part = part[:-2]
-      if part and part not in self._stop_words and (stem := self._stem(part)):
+      if self.language == "english" and segment.endswith("'s"):
+        segment = segment[:-2]
+      if (
+        segment
+        and segment not in self._stop_words
+        and (stem := self._stem(segment))
+      ):
         yield stem
 
 

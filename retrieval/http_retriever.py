@@ -134,19 +134,19 @@ class HttpRetriever(requests_lib.OneByBatch):
     self.counters["queries"] += len(queries)
     limit = self._caller.limit()
     answers: list[Answer | Exception] = []
-    # (queries, whether this is the second try of a single query).
-    parts = [(queries, False)]
+    # Batches to send, each with whether it is the second try of a single query.
+    pending = [(queries, False)]
     failed = 0
     is_well = False  # Whether the server has answered a part.
-    while parts:
-      part, is_second_try = parts.pop()
-      body = {"queries": part, "topk": k, "return_scores": True}
+    while pending:
+      batch, is_second_try = pending.pop()
+      body = {"queries": batch, "topk": k, "return_scores": True}
       try:
         answers += await self._caller.ask(
           "POST",
           self._route,
           content=http_calls.body(body),
-          read=functools.partial(self._answers, count=len(part), k=k),
+          read=functools.partial(self._answers, count=len(batch), k=k),
           limit=limit,
           counted=False,
         )
@@ -158,19 +158,19 @@ class HttpRetriever(requests_lib.OneByBatch):
       if is_answer and getattr(error, "status", 0) not in _ABOUT_CALLERS:
         failed += 1  # A query may cause it, and not the caller or the server.
         if not is_well and failed > _MOST_FAILED_CALLS:
-          part = queries[len(answers) :]
-          parts = []
-        elif len(part) > 1:
+          batch = queries[len(answers) :]
+          pending = []
+        elif len(batch) > 1:
           self.counters["splits"] += 1
-          half = len(part) // 2
-          parts += [(part[half:], False), (part[:half], False)]
+          half = len(batch) // 2
+          pending += [(batch[half:], False), (batch[:half], False)]
           continue
         elif not is_second_try and isinstance(error, http_calls.FailedError):
-          parts.append((part, True))
+          pending.append((batch, True))
           continue
       # The caller leaves it to us to count these.
       self.counters["failures"] += is_answer
-      answers += [error] * len(part)
+      answers += [error] * len(batch)
     return answers
 
   def _answers(

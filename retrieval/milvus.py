@@ -394,13 +394,13 @@ def _open_client(address: str, key: str) -> pymilvus.MilvusClient:
   try:
     return pymilvus.MilvusClient(address, token=key, timeout=_TIMEOUT)
   except Exception as error:
-    why = _error_text(reason.error or error, key)
+    message = _error_text(reason.error or error, key)
     if isinstance(getattr(reason.error, "__cause__", None), BlockingIOError):
-      why = (
+      message = (
         "another process has it open, and a file serves one at a time; end "
         "that process, or start a Milvus server for several."
       )
-    raise ValueError(f"milvus: cannot open {address}: {why}") from None
+    raise ValueError(f"milvus: cannot open {address}: {message}") from None
   finally:
     _LITE.removeFilter(reason)
 

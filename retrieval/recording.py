@@ -129,15 +129,15 @@ class Recorder:
       answers |= {_key(request): self._miss(request) for request in missing}
     elif missing:
       replies = await requests_lib.answers(self._retriever, missing)
-      new: dict[str, str] = {}
+      new_answers: dict[str, str] = {}
       for request, reply in zip(missing, replies, strict=True):
         if isinstance(reply, Exception):
           self.counters["failures"] += 1
           answers[_key(request)] = reply
         else:
           rows = [(p.id, p.title, p.text, float(p.score)) for p in reply]
-          new[_key(request)] = json.dumps(rows)
-      answers |= await asyncio.to_thread(self._write, new)
+          new_answers[_key(request)] = json.dumps(rows)
+      answers |= await asyncio.to_thread(self._write, new_answers)
     return [answers[_key(request)] for request in requests]
 
   def identity(self) -> Any:
@@ -149,15 +149,17 @@ class Recorder:
     with _open_log(self._path, is_new=False) as database:
       return self._select(database, keys)
 
-  def _write(self, new: Mapping[str, str]) -> dict[str, Answer]:
+  def _write(self, new_answers: Mapping[str, str]) -> dict[str, Answer]:
     """Adds answers, keeps existing ones, and returns those of the log."""
-    rows = [(self._identity, key, passages) for key, passages in new.items()]
+    rows = [
+      (self._identity, key, passages) for key, passages in new_answers.items()
+    ]
     with _open_log(self._path, is_new=False) as database:
       written = database.executemany(
         f"INSERT OR IGNORE INTO {_TABLE} VALUES (?, ?, ?)", rows
       )
       self.counters["recorded"] += max(written.rowcount, 0)
-      return self._select(database, list(new))
+      return self._select(database, list(new_answers))
 
   def _select(
     self, database: sqlite3.Connection, keys: Sequence[str]

@@ -96,8 +96,8 @@ async def answers(
     also one from a bug, so that the other answers are kept.
   """
   if not hasattr(retriever, "search_many"):
-    alone = map(retriever.search, requests)
-    replies = await asyncio.gather(*alone, return_exceptions=True)
+    searches = map(retriever.search, requests)
+    replies = await asyncio.gather(*searches, return_exceptions=True)
     return cast("list[Sequence[types.Passage] | Exception]", replies)
   try:
     replies = await retriever.search_many(requests)

@@ -93,8 +93,8 @@ class ServedReranker:
       query: str, texts: Sequence[str]
     ) -> Sequence[float] | Exception:
       starts = range(0, len(texts), self._batch)
-      parts = [texts[start : start + self._batch] for start in starts]
-      calls = (self._ask(query, part) for part in parts)
+      batches = [texts[start : start + self._batch] for start in starts]
+      calls = (self._ask(query, batch) for batch in batches)
       try:
         part_scores = await asyncio.gather(*calls)
         return [*itertools.chain.from_iterable(part_scores)]

@@ -147,14 +147,14 @@ def update(
     shutil.rmtree(next_build, ignore_errors=True)
     (next_build / "corpus").mkdir(parents=True)
     files: dict[finding.File, _File] = {}
-    with (next_build / _ROWS).open("wb") as out:
+    with (next_build / _ROWS).open("wb") as lines:
       for done, file in enumerate(documents.files, start=1):
         files[file] = _write_rows(
           file,
           file_before=files_before.get(file),
           build=newest,
           splitter=splitter,
-          out=out,
+          out=lines,
         )
         on_file(done, len(documents.files))
     summary = _summary(documents, files, files_before)
@@ -183,9 +183,9 @@ def update(
     name = f"build-{uuid.uuid4().hex[:10]}"
     next_build.rename(folder / name)
     json_files.write(folder / building.CURRENT, {"build": name})
-    for other in folder.glob("build-*"):
-      if other.name not in (name, newest.name):
-        shutil.rmtree(other, ignore_errors=True)
+    for build in folder.glob("build-*"):
+      if build.name not in (name, newest.name):
+        shutil.rmtree(build, ignore_errors=True)
     return summary
 
 

@@ -499,12 +499,13 @@ def _attention(
   """
   b, _, t, _ = mask.shape
   if "qkv" in w:
-    parts = jnp.split(_project(w, "qkv", x), 3)
+    projections = jnp.split(_project(w, "qkv", x), 3)
   else:
-    parts = [_project(w, key, x) for key in "qkv"]
+    projections = [_project(w, key, x) for key in "qkv"]
   # [B, N, H, T].
   q, k, v = (
-    part.reshape(a.heads, -1, b, t).transpose(2, 0, 1, 3) for part in parts
+    projection.reshape(a.heads, -1, b, t).transpose(2, 0, 1, 3)
+    for projection in projections
   )
   if turns is not None:
     q = _rotate(q, turns)
@@ -514,8 +515,8 @@ def _attention(
   scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
   shares = jnp.exp(scores - scores.max(-2, keepdims=True))
   total = shares.sum(-2, keepdims=True)
-  out = (_dot(v, shares.astype(v.dtype)) / total).astype(v.dtype)
-  return _project(w, "o", out.transpose(1, 2, 0, 3).reshape(x.shape))
+  mixed = (_dot(v, shares.astype(v.dtype)) / total).astype(v.dtype)
+  return _project(w, "o", mixed.transpose(1, 2, 0, 3).reshape(x.shape))
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:

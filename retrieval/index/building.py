@@ -285,11 +285,11 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
 
 def without_paths(identity: dict[str, Any]) -> dict[str, Any]:
   """Returns an identity without paths, which may change or be private."""
-  out = dict(identity)
+  cleaned = dict(identity)
   for name, key in (("encoder", "folder"), ("file", "path")):
-    if name in out:
-      out[name] = {k: v for k, v in out[name].items() if k != key}
-  return out
+    if name in cleaned:
+      cleaned[name] = {k: v for k, v in cleaned[name].items() if k != key}
+  return cleaned
 
 
 def _claim(folder: pathlib.Path, identity: dict[str, Any]) -> None:

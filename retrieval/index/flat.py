@@ -142,16 +142,18 @@ def _scores(queries: jax.Array, values: jax.Array) -> jax.Array:
     return dot(
       queries, values.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
     )
-  parts = []
+  bfloat16_parts = []
   remainder = queries
   for _ in range(3):
     # XLA may remove a pair of dtype conversions that only rounds;
     # `reduce_precision` is never removed.
-    part = jax.lax.reduce_precision(remainder, exponent_bits=8, mantissa_bits=7)
-    parts.append(part.astype(jnp.bfloat16))
-    remainder = remainder - part
+    bfloat16_part = jax.lax.reduce_precision(
+      remainder, exponent_bits=8, mantissa_bits=7
+    )
+    bfloat16_parts.append(bfloat16_part.astype(jnp.bfloat16))
+    remainder = remainder - bfloat16_part
   return jnp.sum(
-    dot(jnp.concatenate(parts), values).reshape(3, len(queries), -1), 0
+    dot(jnp.concatenate(bfloat16_parts), values).reshape(3, len(queries), -1), 0
   )
 
 

@@ -63,19 +63,23 @@ def _limit(default: Any, sentence: str) -> Any:
 class Limits:
   """Limits of a service; the help of each is that of the command's flag."""
 
-  topk: int = _limit(3, "Passages where a request does not say.")
+  topk: int = _limit(3, "Passages for each query of a request without topk.")
   max_topk: int = _limit(100, "The most passages of a query.")
   queries: int = _limit(4096, "The most queries in a request.")
-  passages: int = _limit(65536, "The most that a request may want in all.")
-  characters: int = _limit(8192, "Of a query, that count; the rest is cut.")
+  passages: int = _limit(
+    65536, "The most passages of a request, all queries together."
+  )
+  characters: int = _limit(8192, "Characters of a query that are searched.")
   body: int = _limit(16 << 20, "The most bytes of a request.")
-  queue: int = _limit(16384, "The most queries that may wait; others get 429.")
+  queue: int = _limit(16384, "The most queries that may wait; more get 429.")
   batch: int = _limit(128, "The most queries in a search.")
-  deadline: float = _limit(30.0, "Seconds from a request to its answer.")
+  deadline: float = _limit(
+    30.0, "Seconds that a request of one query may take."
+  )
   # Search-R1's client posts up to 2,560 queries at once.
-  per_query: float = _limit(0.2, "More of them for each further query.")
-  connections: int = _limit(4096, "The most at a time, if there is room.")
-  headers: float = _limit(10.0, "Seconds that a request's headers may take.")
+  per_query: float = _limit(0.2, "Seconds more for each further query.")
+  connections: int = _limit(4096, "The most open connections.")
+  headers: float = _limit(10.0, "Seconds to receive a request's headers.")
 
   def __post_init__(self):
     for field in dataclasses.fields(self):

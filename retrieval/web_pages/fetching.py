@@ -108,11 +108,11 @@ def is_open(address: Address, allowed: Sequence[Network] = ()) -> bool:
     allowed: networks that are open although they are not public.
   """
   if isinstance(address, ipaddress.IPv6Address):
-    within = address.ipv4_mapped or address.sixtofour
+    embedded = address.ipv4_mapped or address.sixtofour
     if address in _NAT64:
-      within = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    if within is not None:
-      return is_open(within, allowed)
+      embedded = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    if embedded is not None:
+      return is_open(embedded, allowed)
   if any(address in network for network in allowed):
     return True
   return (
@@ -377,8 +377,8 @@ async def _body(response: httpx2.Response, limit: int) -> tuple[bytes, bool]:
   try:
     if coding not in ("", "identity", "gzip", "deflate"):
       raise httpx2.DecodingError("it is not gzip or deflate")
-    async for part in response.aiter_bytes():
-      data += part
+    async for chunk in response.aiter_bytes():
+      data += chunk
       if len(data) > limit:
         return bytes(data[:limit]), False
   except httpx2.DecodingError as error:
