@@ -78,7 +78,9 @@ class Limits:
   )
   # Search-R1's client posts up to 2,560 queries at once.
   per_query: float = _limit(0.2, "Seconds more for each further query.")
-  connections: int = _limit(4096, "The most open connections.")
+  connections: int = _limit(
+    4096, "The most open connections, if the system allows it."
+  )
   headers: float = _limit(10.0, "Seconds to receive a request's headers.")
 
   def __post_init__(self):

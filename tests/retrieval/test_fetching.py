@@ -317,7 +317,7 @@ def test_of_a_large_page_the_first_elements_are_read():
   words = [f"w{i}" for i in range(20_000)]
   found = text_of("".join(f"<p>{word}</p>" for word in words))
   # html, head, title and body count too.
-  assert found.text.split() == words[: pages_lib._MOST - 4]
+  assert found.text.split() == words[: pages_lib._MOST_ELEMENTS - 4]
   assert found.title == "T" and not found.is_whole
   assert text_of(web_site.ARTICLE).is_whole
 
