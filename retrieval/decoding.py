@@ -20,7 +20,7 @@ _CHARSET = re.compile(
 )
 
 
-def text(data: bytes, charset: str = "") -> str:
+def decode(data: bytes, charset: str = "") -> str:
   """Decodes bytes as UTF-8, or as the encoding that is declared or detected.
 
   Args:
@@ -61,7 +61,7 @@ def text(data: bytes, charset: str = "") -> str:
   return data.decode(best.encoding if best else "cp1252", errors="replace")
 
 
-def tree(source: str) -> Any:
+def parse_html(source: str) -> Any:
   """Parses a page or a fragment, and returns its root element.
 
   Raises:

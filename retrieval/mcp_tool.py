@@ -39,21 +39,21 @@ _PAUSE_SECONDS = 1.0  # After a 429 without Retry-After.
 
 
 class McpRetriever:
-  """Calls one tool, once a query; a blank query finds nothing.
+  """Calls one tool once for each query; a blank query finds nothing.
 
-  The connection is opened at once, and again when it has ended: a server that
-  died is started again, or connected to again. A call that an address refuses
-  for now (429) is sent again until its deadline.
+  The constructor opens the connection. If it ends, the next call opens another
+  one, and starts the server again if it is a program. A call that a server
+  refuses for now (429) is sent again until its deadline.
 
   Args:
-    url: address of the server; "": it is a program, `settings.command`.
+    url: address of the server; "" if it is the program `settings.command`.
     settings: a `config.McpConfig`.
     key_variable: environment variable with the bearer token of an address.
     price: cost of one call; `counters["cost"]` is the sum.
     patience: its `concurrency`, `rate` and `wait` are used.
 
   Raises:
-    ValueError: the tool is missing, or has other arguments; or a key is.
+    ValueError: the tool or a key is missing, or the tool has other arguments.
     RetrievalError: the server cannot be reached.
   """
 
@@ -69,7 +69,7 @@ class McpRetriever:
     token = key_variable and http_calls.secret_in(
       key_variable, "the token of the MCP server"
     )
-    # What a program gets besides the SDK's few.
+    # A program gets these variables besides the few that the SDK passes on.
     self._variables = {
       name: http_calls.secret_in(name, "a value for the MCP server")
       for name in settings.variables
@@ -104,7 +104,7 @@ class McpRetriever:
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Returns the passages of a request. Raises RetrievalError without."""
+    """Returns the passages of a request; raises RetrievalError if it fails."""
     requests_lib.check([request])
     self.counters["queries"] += 1
     limit = turns.Limit(self._deadline, self._wait)

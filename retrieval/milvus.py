@@ -4,8 +4,8 @@ The address of a file (`passages.db`) opens Milvus Lite in this process, the
 address of a server (`http://host:19530`) a server or cluster of any size. A
 collection holds ids, titles and texts, a BM25 index of the contents' terms (as
 `analysis` makes them, so that a file and a server find the same), and, if an
-encoder made it, vectors. It notes its description: the JSON values from which
-it was built. A run checks what it needs of them.
+encoder made it, vectors. Its description has the JSON values from which it was
+built, and a run checks those that it needs.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _LITE = logging.getLogger("milvus_lite.server_manager")
 
 
 class Collection:
-  """A collection, whether it is there or not.
+  """A collection of passages, which may not exist yet.
 
   Args:
-    address: of a server, or a file of Milvus Lite.
-    name: the collection's.
-    key: the server's token, which messages leave out.
+    address: address of a server, or a file of Milvus Lite (`NAME.db`).
+    name: name of the collection.
+    key: token of the server; messages never contain it.
 
   Raises:
     ValueError: the address or the name is invalid, or Milvus cannot be reached.
@@ -96,7 +96,11 @@ class Collection:
       ) from None
 
   def described(self) -> dict[str, Any]:
-    """Returns the description of a finished collection, or ValueError."""
+    """Returns the description of a finished collection.
+
+    Raises:
+      ValueError: the collection is missing, unfinished, or another program's.
+    """
     built = self.description()
     if not built or self.count() != built["corpus"]["passages"]:
       raise ValueError(
@@ -197,7 +201,7 @@ class Collection:
       encoded = encoder.passages([passage.contents for passage in inserted])
       for values, vector in zip(data, encoded.tolist(), strict=True):
         values["dense"] = vector
-    # A part that a killed build left is written again.
+    # A killed build may have written some of these rows, so they are replaced.
     self.client.upsert(self.name, data)
 
 

@@ -26,7 +26,7 @@ Answer = Sequence[types.Passage] | Exception
 
 
 class _Stage(requests_lib.OneByBatch):
-  """A retriever over others; `counters` has theirs, after their numbers."""
+  """A retriever over others, whose counters it has under `0/`, `1/` and so on."""
 
   def __init__(
     self,
@@ -61,7 +61,8 @@ def fuse(*retrievers: Any, k: int = 100) -> types.BatchRetriever:
   one of the retrievers does.
 
   Args:
-    k: passages that each is asked for.
+    retrievers: retrievers of any kind.
+    k: the number of passages that each retriever is asked for.
   """
 
   async def search(requests: Requests) -> list[Answer]:
@@ -82,7 +83,8 @@ def rerank(
   """Returns a retriever that sorts another's passages by a reranker's scores.
 
   Args:
-    reranker: has the methods of `served_reranker.ServedReranker`.
+    retriever: finds the passages.
+    reranker: an object with the methods of `served_reranker.ServedReranker`.
     first: the most passages of a query that are scored.
   """
 
@@ -107,14 +109,15 @@ def rerank(
 def optional(
   retriever: Any, *, deadline: float, instead: Any = None
 ) -> types.BatchRetriever:
-  """Returns a retriever that may fail or be late: then `instead` answers.
+  """Returns a retriever that uses `instead` if another one fails or is late.
 
   `counters["left_out"]` counts these searches; a run reports them.
 
   Args:
-    deadline: seconds of a search or, if it is asked in batches, of a batch;
-      waiting for a turn counts.
-    instead: another retriever; None: there are no passages.
+    retriever: the retriever that may fail.
+    deadline: seconds that a search may take or, for a retriever that takes
+      batches, a batch; waiting for a turn counts.
+    instead: the retriever that answers instead; None: no passages are found.
   """
 
   async def answer_in_time(batch: Requests) -> Sequence[Answer]:

@@ -113,10 +113,16 @@ class Recorder:
   async def _answers(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
-    """Is `search_many` if the retriever has it, which gets all misses at once.
+    """Answers from the log, and asks the retriever for all misses at once.
 
-    A request has passages, the retriever's exception or, in mode strict, a
-    `MissError`. Raises RetrievalError if the log cannot be read or written.
+    It is the method `search_many` if the retriever has one.
+
+    Returns:
+      For each request its passages, the exception of the retriever or, in mode
+      strict, a `MissError`.
+
+    Raises:
+      RetrievalError: the log cannot be read or written.
     """
     answers: dict[str, Answer | Exception] = {}
     if self._mode != "record":

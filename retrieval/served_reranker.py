@@ -78,7 +78,7 @@ class ServedReranker:
     self.close = self._caller.close
 
   def identity(self) -> dict[str, Any]:
-    """Returns the address and the model's name, all that is known of it."""
+    """Returns the address and the name of the model as JSON values."""
     return {"kind": "served", "url": self._url, "model": self._model}
 
   async def scores(

@@ -87,7 +87,7 @@ def _text(path: pathlib.Path) -> str:
   """Returns the text of a file, whose lines end in newlines."""
   data = _sized(path).read_bytes()
   try:
-    text = decoding.text(data)
+    text = decoding.decode(data)
   except ValueError as error:
     raise ReadError(f"{error}") from error
   return re.sub("\r\n?", "\n", text)
@@ -106,7 +106,7 @@ def _html(path: pathlib.Path) -> Iterator[Part]:
   import trafilatura
   from lxml import etree
 
-  tree = decoding.tree(_text(path))
+  tree = decoding.parse_html(_text(path))
   etree.strip_elements(tree, "script", "style", with_tail=False)
   # trafilatura keeps only the main part of a page; in a user's own file, all
   # but the menus matters.

@@ -59,7 +59,7 @@ class Batcher:
 
   def __post_init__(self):
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "search")
-    # Queries that wait in order, and all without an answer.
+    # Queries that wait, in order; and all queries without an answer.
     self._line: dict[_Query, None] = {}
     self._open: set[_Query] = set()
     self._numbers = itertools.count()

@@ -34,10 +34,11 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class PageError(types.RetrievalError):
-  """A page was not fetched: a fact about the page, in a sentence.
+  """A page cannot be fetched; the message is a sentence about the page.
 
-  why: counts the error: `address`, `robots`, `redirects`, `status`, `type`,
-    `large`, `late`, `connection` or `text`.
+  Attributes:
+    why: the kind of error, under which it is counted: `address`, `robots`,
+      `redirects`, `status`, `type`, `late`, `connection` or `text`.
   """
 
   def __init__(self, sentence: str, why: str = "address"):
@@ -131,7 +132,7 @@ async def resolve(host: str, port: int) -> list[str]:
   return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-async def checked(
+async def resolve_checked(
   url: httpx2.URL, allowed: Sequence[Network] = (), resolving: Resolve = resolve
 ) -> list[str]:
   """Resolves the host of a page once, and checks every address.
@@ -186,13 +187,16 @@ _REDIRECTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-  """A page as it came.
+  """The answer of a server.
 
-  url: where it was, after redirects.
-  kind: its content type, one of `KINDS`.
-  charset: as the server names it; "": not at all.
-  is_whole: whether all of it is in `data`.
-  status, location: of the answer; the location only of a redirect.
+  Attributes:
+    url: address of the page, after redirects.
+    kind: content type; of a page that is read, one of `KINDS`.
+    charset: the encoding that the server names; "" if it names none.
+    data: the body, or its beginning.
+    is_whole: whether `data` is all of the body.
+    status: status of the answer.
+    location: target of a redirect; "" for other answers.
   """
 
   url: str
@@ -208,12 +212,13 @@ class Fetcher:
   """Fetches pages; usable from any event loop and thread.
 
   Every request, also one for a robots.txt or after a redirect, goes to an
-  address that `checked` checked. Cookies, proxies and passwords of
+  address that `resolve_checked` checked. Cookies, proxies and passwords of
   the environment are not used.
 
   Args:
     settings: a `config.PagesConfig`.
-    resolve, clock: for tests.
+    resolve: returns the addresses of a host; for tests.
+    clock: returns the time in seconds; for tests.
   """
 
   def __init__(
@@ -253,11 +258,12 @@ class Fetcher:
   async def _follow(self, url: httpx2.URL, *, is_page: bool) -> Fetched:
     """Returns the last of a chain of redirects, each of them checked.
 
-    A page must be allowed by robots.txt; what is no page is a robots.txt.
+    A page must be allowed by robots.txt; without `is_page`, the address is that
+    of a robots.txt.
     """
     for _ in range(_REDIRECTS + 1):
       # The address first: a refused host is not asked for its robots.txt.
-      hosts = await checked(url, self._allowed, self._resolve)
+      hosts = await resolve_checked(url, self._allowed, self._resolve)
       if is_page:
         await self._check_robots(url)
       page = await self._get(url, hosts, is_page)
@@ -360,7 +366,7 @@ class Fetcher:
         return None, _RETRY_SECONDS
       status = 404
       data = b""
-    # A server that is busy says nothing about what it allows.
+    # The answer of a busy server says nothing about its rules.
     if status >= 500 or status == 429:
       return None, _RETRY_SECONDS
     text = data.decode("utf-8-sig", errors="replace") if status < 300 else ""

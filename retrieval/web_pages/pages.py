@@ -42,7 +42,7 @@ Answer = tuple[types.Passage, ...]
 # Pages that are fetched at a time, and texts that are extracted at a time, on
 # threads of their own: a page can cost seconds.
 _CONCURRENCY = 32
-_LONGEST_WAIT = 600.0  # Seconds for one of these places.
+_LONGEST_WAIT = 600.0  # Seconds that a page may wait for its turn.
 _THREADS = 4
 
 
@@ -190,9 +190,10 @@ class SearchWithPages:
 class Text(NamedTuple):
   """The text of a page.
 
-  title: in one line, "" without one.
-  text: a paragraph a line.
-  is_whole: whether all elements of the page were read.
+  Attributes:
+    title: the title in one line; "" if there is none.
+    text: the main text, with a line for each paragraph.
+    is_whole: whether all elements of the page were read.
   """
 
   title: str
@@ -234,7 +235,7 @@ def _read_html(page: fetching.Fetched) -> Text:
   if not source.strip():
     return Text("", "", is_whole=True)
   try:
-    tree = decoding.tree(source)
+    tree = decoding.parse_html(source)
     title = tree.findtext(".//title") or ""
     is_whole = _truncate(tree, _MOST_ELEMENTS)
     is_large = next(
@@ -259,7 +260,7 @@ def _source(page: fetching.Fetched) -> str:
   Raises PageError if the bytes are no text.
   """
   try:
-    return decoding.text(page.data, page.charset)
+    return decoding.decode(page.data, page.charset)
   except ValueError as error:
     raise fetching.PageError(f"{page.url} {error}.", "text") from None
 

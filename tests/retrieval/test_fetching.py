@@ -373,7 +373,7 @@ def test_every_spelling_of_this_machine_is_refused(host):
   """By the system's own resolver, which reads them all as fetching."""
   with pytest.raises(fetching.PageError, match="not public|no address|no such"):
     url = fetching.parse(f"http://{host}/latest/meta-data")
-    asyncio.run(fetching.checked(url))
+    asyncio.run(fetching.resolve_checked(url))
 
 
 def looked_up(*found):
@@ -387,7 +387,7 @@ def looked_up(*found):
 
 def check(url, *found, allowed=()):
   return asyncio.run(
-    fetching.checked(httpx2.URL(url), allowed, looked_up(*found))
+    fetching.resolve_checked(httpx2.URL(url), allowed, looked_up(*found))
   )
 
 
