@@ -26,7 +26,7 @@ Answer = Sequence[types.Passage] | Exception
 
 
 class _Stage(requests_lib.OneByBatch):
-  """A retriever over others, whose counters it has under `0/`, `1/` and so on."""
+  """A retriever over others; their counters are under `0/`, `1/` and so on."""
 
   def __init__(
     self,
