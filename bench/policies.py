@@ -236,7 +236,7 @@ class Decoder:
   def cache_bytes(self, context: int) -> int:
     """Returns the bytes of keys and values that each step reads."""
     each = pages_lib.token_bytes(self.a, self._model.stored)
-    return round(self.rows * self.a.seen(context) * each)
+    return round(self.rows * self.a.mean_attended(context) * each)
 
 
 def train_examples(

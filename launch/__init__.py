@@ -28,6 +28,7 @@ if sys.argv[:1] == ["-m"]:
   # `python -m` puts the current folder first. A user's folder comes last
   # instead, so that packages in it (a `configs`, a `retrieval`) do not replace
   # ours, and what it names, such as `--reward=my_rewards:reward`, is found.
-  here = os.getcwd()
-  if not os.path.samefile(here, pathlib.Path(__file__).parent.parent):
-    sys.path[:] = [*(x for x in sys.path if x not in ("", here)), here]
+  working_folder = os.getcwd()
+  if not os.path.samefile(working_folder, pathlib.Path(__file__).parent.parent):
+    kept_paths = [x for x in sys.path if x not in ("", working_folder)]
+    sys.path[:] = [*kept_paths, working_folder]

@@ -24,51 +24,62 @@ def commands() -> dict[str, str]:
 
   Sources are read and not imported, because some import JAX.
   """
-  found = {}
+  descriptions = {}
   for file in sorted(pathlib.Path(__file__).parent.glob("[!_]*.py")):
     source = file.read_text()
     if _GUARD in source:
       text = ast.get_docstring(ast.parse(source)) or ""
-      found[file.stem] = text.partition("\n")[0]
-  for name, means in _ALIASES.items():
-    found[name] = f"The same as `{' '.join(means)}`."
-  return dict(sorted(found.items()))
+      descriptions[file.stem] = text.partition("\n")[0]
+  for name, alias_words in _ALIASES.items():
+    descriptions[name] = f"The same as `{' '.join(alias_words)}`."
+  return dict(sorted(descriptions.items()))
 
 
 def usage() -> str:
   """Returns the list of commands, as `anysearch --help` prints it."""
-  known = commands()
-  width = max(map(len, known))
-  listed = (f"  {name:{width}}  {line}" for name, line in known.items())
-  more = "`anysearch COMMAND --help` lists a command's flags and configuration."
-  return "\n".join(["usage: anysearch COMMAND [flags]", "", *listed, "", more])
+  descriptions = commands()
+  width = max(map(len, descriptions))
+  command_lines = (
+    f"  {name:{width}}  {line}" for name, line in descriptions.items()
+  )
+  hint = "`anysearch COMMAND --help` lists a command's flags and configuration."
+  return "\n".join(
+    ["usage: anysearch COMMAND [flags]", "", *command_lines, "", hint]
+  )
 
 
 def main() -> None:
   """Replaces this process by the command that `sys.argv` names."""
   stopping.keep_output()
-  asked, *rest = sys.argv[1:] or ["--help"]
-  if asked in ("--help", "-h", "help"):
+  requested, *arguments = sys.argv[1:] or ["--help"]
+  if requested in ("--help", "-h", "help"):
     print(usage())
     return
-  if asked == "--version":
+  if requested == "--version":
     import anysearch_jax  # Slow; the list of commands does not need it.
 
     print(f"anysearch {anysearch_jax.__version__}")
     return
-  name, known = asked.replace("-", "_"), commands()
-  if name not in known:
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+  name = requested.replace("-", "_")
+  descriptions = commands()
+  if name not in descriptions:
+    suggestions = difflib.get_close_matches(name, descriptions, n=1)
+    hint = f"did you mean {suggestions[0]!r}? " if suggestions else ""
     sys.stderr.write(
-      f"anysearch: found no command {asked!r}; {hint}"
+      f"anysearch: found no command {requested!r}; {hint}"
       "`anysearch --help` lists all.\n"
     )
     sys.exit(2)
-  command, *given = _ALIASES.get(name, (name,))
+  command, *alias_flags = _ALIASES.get(name, (name,))
   os.execv(
     sys.executable,
-    [*shipped.python(), "-m", f"anysearch_jax.launch.{command}", *given, *rest],
+    [
+      *shipped.python(),
+      "-m",
+      f"anysearch_jax.launch.{command}",
+      *alias_flags,
+      *arguments,
+    ],
   )
 
 

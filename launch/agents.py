@@ -13,21 +13,21 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.launch import parts, policies, retrievers
 
-# Stands for the questions that nobody has asked yet.
+# Stands for the questions that users will ask.
 _SHORTEST = types.Question("?", "?", ())
 
 
 class Prepared(NamedTuple):
   """An agent before its weights are read.
 
-  config: of the agent, with room for answers.
-  chosen: the policy.
-  source: the generated world; None if that is not what is asked about.
-  examples: questions that can be asked, if they are known.
+  config: configuration of the agent, with room for answers.
+  choice: the policy.
+  source: the generated world; None for questions about anything else.
+  examples: questions that the agent can answer, if some are known.
   """
 
   config: config_lib.ExperimentConfig
-  chosen: policies.Chosen
+  choice: policies.PolicyChoice
   source: parts.WorldSource | None
   examples: list[types.Question]
 
@@ -42,38 +42,46 @@ def prices(config: config_lib.ExperimentConfig) -> budgets.Prices:
 
 def prepare(
   config: config_lib.ExperimentConfig,
-  chosen: policies.Chosen,
+  choice: policies.PolicyChoice,
   *,
   allow_cpu: bool = False,
 ) -> Prepared:
-  """Checks what an agent is made of.
+  """Checks the parts of an agent.
 
-  Call `jax_setup.configure` before. The configuration gets room for the answer,
-  see `loading.with_answer_room`. With `allow_cpu` a policy of full size may be
-  played on a CPU. Raises ValueError if the policy or the configuration cannot
-  be used.
+  Call `jax_setup.configure` before.
+
+  Args:
+    config: a configuration; it gets room for the answer, see
+      `loading.with_answer_room`.
+    choice: the policy.
+    allow_cpu: whether a policy of full size may be played on a CPU.
+
+  Raises:
+    ValueError: the policy or the configuration cannot be used.
   """
-
   from anysearch_jax.agent import loading  # Imports JAX.
   from anysearch_jax.methods import systems
 
   config = loading.with_answer_room(config)
-  systems.validate(config, trains=False, samples=chosen.local)
-  source, known = None, list[types.Question]()
+  systems.validate(config, trains=False, samples=choice.is_local)
+  source = None
+  examples: list[types.Question] = []
   if config.data.source == "world":
     source = parts.world_source(config.data, config.retrieval.kind)
-    first: dict[str, types.Question] = {}
+    questions_by_text: dict[str, types.Question] = {}
     for question in source.evaluation_questions():
-      first.setdefault(question.text, question)
-    known = list(first.values())
-  policies.check(
-    chosen, config, source, known or [_SHORTEST], allow_cpu=allow_cpu
+      questions_by_text.setdefault(question.text, question)
+    examples = list(questions_by_text.values())
+  policies.check_playable(
+    choice, config, source, examples or [_SHORTEST], allow_cpu=allow_cpu
   )
-  return Prepared(config, chosen, source, known)
+  return Prepared(
+    config=config, choice=choice, source=source, examples=examples
+  )
 
 
 @contextlib.contextmanager
-def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
+def open_agent(prepared: Prepared) -> Iterator[agent_lib.Agent]:
   """Yields an agent; leaving the context closes it.
 
   Raises:
@@ -82,22 +90,22 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
   """
   from anysearch_jax.rollout import searching
 
-  config, chosen, source, known = prepared
-  found = retrievers.make(config, source.retriever if source else None)
-  retriever = searching.BatchingRetriever(found, config.search)
+  config, choice, source, examples = prepared
+  raw_retriever = retrievers.make(config, source.retriever if source else None)
+  retriever = searching.BatchingRetriever(raw_retriever, config.search)
   passages = 0  # Unknown.
   if config.retrieval.kind == "index":
-    index = found.identity().get("identity", {})
+    index = raw_retriever.identity().get("identity", {})
     passages = index.get("corpus", {}).get("passages", 0)
-  with policies.player(chosen, config, source) as player:
+  with policies.player(choice, config, source) as player:
     with agent_lib.Agent(
       player.engine,
       player.codec,
       retriever,
       config=config.episode,
       slots=config.engine.slots,
-      known=known,
-      corpus=known[0].corpus if known else "",
+      examples=examples,
+      corpus=examples[0].corpus if examples else "",
       scaffold=config.evaluation.scaffold,
       passages=passages,
     ) as agent:
@@ -105,24 +113,24 @@ def loaded(prepared: Prepared) -> Iterator[agent_lib.Agent]:
 
 
 @contextlib.contextmanager
-def loading_agent(
-  prepared: Prepared, before: Callable[[], None]
+def open_in_thread(
+  prepared: Prepared, preparation: Callable[[], None]
 ) -> Iterator[concurrent.futures.Future[agent_lib.Agent]]:
   """Yields an agent that a thread loads; leaving the context closes it.
 
-  The thread calls `before` first. The future has the exception if the agent
-  cannot be loaded. An agent that is still being loaded at the end is abandoned
-  with its thread.
+  The thread calls `preparation` first. If the agent cannot be loaded, the
+  future raises the exception. An agent that is still being loaded at the end is
+  abandoned with its thread.
   """
-  found = concurrent.futures.Future[agent_lib.Agent]()
-  with contextlib.ExitStack() as held:
+  future = concurrent.futures.Future[agent_lib.Agent]()
+  with contextlib.ExitStack() as stack:
 
     def load() -> None:
       try:
-        before()
-        found.set_result(held.enter_context(loaded(prepared)))
+        preparation()
+        future.set_result(stack.enter_context(open_agent(prepared)))
       except BaseException as error:
-        found.set_exception(error)
+        future.set_exception(error)
 
     threading.Thread(target=load, name="loading", daemon=True).start()
-    yield found
+    yield future

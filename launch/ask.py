@@ -42,8 +42,8 @@ from anysearch_jax.launch import flags as launch_flags
 if TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
 
-_EXAMPLES = 5
-_SHOWN = 160  # Characters of a passage.
+_EXAMPLES = 5  # Questions that the greeting suggests.
+_PASSAGE_CHARACTERS = 160  # Shown of a passage.
 _STYLES = {
   "thinking": "dim",
   "search": "bold cyan",
@@ -57,17 +57,33 @@ _STYLES = {
 def define_flags() -> None:
   policies.define_flags()
   flags.DEFINE_string(
-    "budget", "3", "Searches allowed, or such as searches=3,tokens=256."
+    "budget",
+    "3",
+    "Budget of each answer: a number of searches, or caps in several units, "
+    "such as searches=3,tokens=256.",
   )
   flags.DEFINE_string(
-    "compare", None, "Budgets to show side by side, as 0,1,3,5 or 0..5."
+    "compare",
+    None,
+    "Budgets whose answers are shown side by side, as 0,1,3,5 or 0..5; "
+    "replaces --budget.",
   )
-  flags.DEFINE_integer("seed", 42, "Of the random numbers.", lower_bound=0)
+  flags.DEFINE_integer(
+    "seed", 42, "Seed of the random numbers of sampling.", lower_bound=0
+  )
   flags.DEFINE_float(
-    "deadline", None, "Seconds to answer in; default: no limit.", lower_bound=0
+    "deadline",
+    None,
+    "Seconds that one answer may take; default: no limit.",
+    lower_bound=0,
   )
-  flags.DEFINE_bool("json", False, "One line of JSON for each answer.")
-  flags.DEFINE_bool("chat", False, "A conversation; `anysearch chat` is short.")
+  flags.DEFINE_bool("json", False, "Print one line of JSON for each answer.")
+  flags.DEFINE_bool(
+    "chat",
+    False,
+    "Hold a conversation, which passes earlier turns on; `anysearch chat` is "
+    "short for it.",
+  )
   launch_flags.define_process()
 
 
@@ -84,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
       budgets = (budgets_lib.parse(f.budget, config.evaluation.prices),)
     except ValueError as error:
       raise app.UsageError(f"--budget={f.budget}: {error}") from error
-  config, chosen = policies.read_flags(config)
+  config, choice = policies.read_flags(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   documents.update(config)
   from anysearch_jax.agent import agent as agent_lib
@@ -93,31 +109,31 @@ def main(argv: Sequence[str]) -> None:
   questions = [" ".join(argv[1:])] if len(argv) > 1 else []
   prompts = sys.stdin.isatty() and not f.json and (f.chat or not questions)
   try:
-    prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
-    with agents.loaded(prepared) as agent:
+    prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
+    with agents.open_agent(prepared) as agent:
       if prompts:
         greet([question.text for question in agent.examples[:_EXAMPLES]])
       if f.chat:
         lines = itertools.chain(questions, _typed(prompt=prompts))
         return chat(agent, config, budgets[0], lines)
       for text in questions or _typed(prompt=prompts):
-        answered = _ask(agent, text, budgets)
+        all_answered = _ask(agent, text, budgets)
   except agent_lib.BusyError as error:
     sys.exit(f"launch.ask: {error}")
-  if questions and not answered:
+  if questions and not all_answered:
     sys.exit(1)
 
 
 def _ask(
   agent: agent_lib.Agent, text: str, budgets: Sequence[budgets_lib.Assigned]
 ) -> bool:
-  """Asks and shows one question; returns whether all answers came."""
+  """Asks one question and shows the answers; returns whether all came."""
   f = flags.FLAGS
-  if (refused := agent.refusal(text)) is not None:
+  if (refusal := agent.refusal(text)) is not None:
     if f.json:
       row = {"question": text, "answer": None, "outcome": "refused"}
-      print(json.dumps(row | {"reason": refused}), flush=True)
-    _say(refused, "problem", stderr=True)
+      print(json.dumps(row | {"reason": refusal}), flush=True)
+    _say(refusal, "problem", stderr=True)
     return False
   limits = {"seed": f.seed, "deadline": f.deadline}
   if f.json or len(budgets) > 1:
@@ -143,10 +159,17 @@ def chat(
   The question is composed as the service composes it for OpenAI's clients
   (docs/serving.md). The oldest turns are left out once all together fill half
   of the policy's context, at four characters a token.
+
+  Args:
+    agent: answers the questions.
+    config: configuration of the agent: its context and its prices.
+    budget: the budget of each answer, until /budget changes it.
+    lines: what the user types: questions, and commands that begin with "/".
   """
   from anysearch_jax.serving import fields
 
-  f, room = flags.FLAGS, 2 * config.episode.max_context
+  f = flags.FLAGS
+  max_characters = 2 * config.episode.max_context
   turns: list[tuple[str, str]] = []
   documents: Iterable[Sequence[types.Passage]] = ()
   for line in lines:
@@ -163,19 +186,24 @@ def chat(
         _say(f"{citations.head(passage)}\n{passage.text}\n", "passage")
     elif name.startswith("/"):
       _say("/budget 5, /sources (of the last answer) or /quit", "budget")
-    elif (refused := agent.refusal(line)) is not None:
-      _say(refused, "problem")
+    elif (refusal := agent.refusal(line)) is not None:
+      _say(refusal, "problem")
     else:
-      while turns and sum(len(text) for _, text in turns) + len(line) > room:
+      while (
+        turns
+        and sum(len(text) for _, text in turns) + len(line) > max_characters
+      ):
         del turns[:2]
         _say("The oldest question is left out from here on.", "budget")
-      asked = fields.conversation([*turns, ("user", line)])
+      conversation = fields.conversation([*turns, ("user", line)])
       reply = show(
-        agent.stream(asked, budget=budget, seed=f.seed, deadline=f.deadline)
+        agent.stream(
+          conversation, budget=budget, seed=f.seed, deadline=f.deadline
+        )
       )
       documents = reply.documents
-      # Its numbers are of passages that the next episode has not shown.
-      if answer := citations.without(reply.answer):
+      # Its citations number passages that the next episode has not shown.
+      if answer := citations.without_marks(reply.answer):
         turns += [("user", line), ("assistant", answer)]
 
 
@@ -212,7 +240,7 @@ def record(reply: events.Reply) -> dict[str, Any]:
 
 
 def greet(examples: Sequence[str]) -> None:
-  """Says how to ask, with questions that can be asked."""
+  """Prints how to ask, and some questions that the agent can answer."""
   _say("Type a question; Ctrl-D leaves.", "budget")
   if examples:
     _say(
@@ -222,13 +250,13 @@ def greet(examples: Sequence[str]) -> None:
       _say(f"  {example}", "thinking")
 
 
-def show(told: Iterable[events.Event]) -> events.Reply:
+def show(answer_events: Iterable[events.Event]) -> events.Reply:
   """Shows the events of one question as they come, and returns the reply.
 
   Raises ValueError if the events end without an `Answer`.
   """
   thinking = False
-  for event in told:
+  for event in answer_events:
     if thinking and not isinstance(event, events.Thinking):
       _say("", "thinking")
     thinking = isinstance(event, events.Thinking)
@@ -266,8 +294,8 @@ def compare(replies: Sequence[events.Reply]) -> None:
   )
   for reply in replies:
     table.add_column(str(reply.trajectory.budget), overflow="fold")
-  for name, of in rows:
-    cells = [rich.text.Text(_clean(of(reply))) for reply in replies]
+  for name, cell_text in rows:
+    cells = [rich.text.Text(_clean(cell_text(reply))) for reply in replies]
     if name != "sources" or any(cells):
       table.add_row(name, *cells)
   _console().print(table)
@@ -307,7 +335,11 @@ def _console(*, stderr: bool = False) -> rich.console.Console:
 def _line(title: str, text: str) -> str:
   """Returns a passage as one line."""
   line = " ".join(f"{title}: {text}".split())
-  return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}..."
+  return (
+    line
+    if len(line) <= _PASSAGE_CHARACTERS
+    else f"{line[:_PASSAGE_CHARACTERS]}..."
+  )
 
 
 def _searches(number: int) -> str:

@@ -40,66 +40,161 @@ from anysearch_jax.launch import jax_setup, progress
 
 
 def define_flags() -> None:
-  flags.DEFINE_string("corpus", None, "JSON lines; or see --documents.")
-  flags.DEFINE_list("documents", [], "Files, folders and globs.")
-  flags.DEFINE_bool("update", False, "Read only documents that changed.")
-  flags.DEFINE_integer("passage", 200, "The most tokens of a passage.", 16)
-  flags.DEFINE_integer("overlap", 30, "Tokens of it in the next one too.", 0)
+  flags.DEFINE_string(
+    "corpus",
+    None,
+    "Corpus of passages: JSON lines (plain or gzip), Parquet, or a folder of "
+    "these; or give --documents.",
+  )
+  flags.DEFINE_list(
+    "documents",
+    [],
+    "Files, folders and globs to split into passages; or give --corpus.",
+  )
+  flags.DEFINE_bool(
+    "update",
+    False,
+    "With --documents: read only files that changed since the index was made.",
+  )
+  flags.DEFINE_integer(
+    "passage", 200, "With --documents: limit on the tokens of a passage.", 16
+  )
+  flags.DEFINE_integer(
+    "overlap",
+    30,
+    "With --documents: tokens that a passage repeats of the one before it.",
+    0,
+  )
   flags.DEFINE_string("output", None, "Folder of the index.", required=True)
   flags.DEFINE_enum(
-    "kind", "bm25", ["bm25", "flat", "faiss_file", "milvus"], "See the module."
+    "kind",
+    "bm25",
+    ["bm25", "flat", "faiss_file", "milvus"],
+    "bm25: words; flat: exact search over an encoder's vectors; faiss_file: an "
+    "index that FAISS wrote; milvus: a collection at --address.",
   )
-  flags.DEFINE_string("encoder", None, "Hugging Face folder of the encoder.")
+  flags.DEFINE_string(
+    "encoder",
+    None,
+    "Hugging Face folder of the encoder of passages and queries.",
+  )
   flags.DEFINE_enum(
     "pooling",
     None,
     ["mean", "cls", "lasttoken"],
-    "Of the encoder; here and below: if its folder does not say it rightly.",
+    "How the encoder makes one vector of its tokens; default: as its folder "
+    "says.",
   )
-  flags.DEFINE_string("query_prefix", None, "Text before each query.")
-  flags.DEFINE_string("passage_prefix", None, "Text before each passage.")
+  flags.DEFINE_string(
+    "query_prefix",
+    None,
+    "Text that the encoder reads before each query; default: as its folder "
+    "says.",
+  )
+  flags.DEFINE_string(
+    "passage_prefix",
+    None,
+    "Text that the encoder reads before each passage; default: as its folder "
+    "says.",
+  )
   flags.DEFINE_integer(
-    "max_tokens", None, "The most tokens that the encoder reads of a text.", 1
+    "max_tokens",
+    None,
+    "Limit on the tokens that the encoder reads of a text; default: as its "
+    "folder says.",
+    1,
   )
   flags.DEFINE_enum(
     "encoder_dtype",
     None,
     ["float32", "bfloat16"],
-    "Of the encoder's weights: bfloat16 on accelerators, float32 on CPUs.",
+    "Type of the encoder's weights; default: bfloat16 on accelerators, float32 "
+    "on CPUs.",
   )
-  flags.DEFINE_string("dtype", "float32", "Of flat: float32 or bfloat16.")
-  flags.DEFINE_string("faiss_file", "", "Of kind faiss_file.")
+  flags.DEFINE_string(
+    "dtype",
+    "float32",
+    "Type of flat's vectors: float32, or bfloat16 for half the memory.",
+  )
+  flags.DEFINE_string(
+    "faiss_file",
+    "",
+    "With kind faiss_file: the index, whose ids are rows of --corpus.",
+  )
   flags.DEFINE_integer(
     "search",
     0,
-    "Of faiss_file: inverted lists (nprobe) or candidates (efSearch) that a "
-    "search reads; 0: 64 lists or 256 candidates.",
+    "With kind faiss_file: inverted lists (nprobe) or candidates (efSearch) "
+    "that a search reads; more find more and take longer. 0: 64 lists or 256 "
+    "candidates.",
     0,
   )
   flags.DEFINE_string(
     "vectors",
     "",
-    "Of flat: the file of an IndexFlatIP that has the vectors of all passages "
-    "(research/tevatron_vectors.py writes one from Tevatron's pickles).",
+    "With kind flat: the file of an IndexFlatIP that has the vectors of all "
+    "passages (research/tevatron_vectors.py writes one from Tevatron's "
+    "pickles); default: the encoder makes them.",
   )
   flags.DEFINE_string(
     "language",
     "english",
-    "Of bm25: a language of Snowball's, such as german; any: words as they are "
-    "and pairs of Chinese, Japanese or Korean characters; plain: runs of "
-    "letters.",
+    "Language of the words of bm25: one of Snowball's, such as german; any: "
+    "words as they are and pairs of Chinese, Japanese or Korean characters; "
+    "plain: runs of letters.",
   )
-  flags.DEFINE_integer("shard", 65536, "Rows between two safe points.", 1)
-  flags.DEFINE_bool("skip_malformed", False, "Drop lines that are no passage.")
-  flags.DEFINE_string("address", "", "Of Milvus: a server, or a file.db.")
-  flags.DEFINE_string("collection", "passages", "Its name in Milvus.")
-  flags.DEFINE_string("graph", "", "Of vectors in Milvus, such as hnsw.")
-  flags.DEFINE_list("fields", [], "In Milvus: of the rows, for filters.")
-  flags.DEFINE_string("key_variable", None, "Variable with Milvus's key.")
-  flags.DEFINE_list("questions", [], "FlashRAG's files; recall is printed.")
-  flags.DEFINE_integer("topk", 3, "Passages of a question.", 1)
-  flags.DEFINE_integer("process", 0, "Number of this process, from 0.", 0)
-  flags.DEFINE_integer("processes", 1, "How many build together.", 1)
+  flags.DEFINE_integer(
+    "shard",
+    65536,
+    "Passages of a shard; a stopped command begins its last shard again.",
+    1,
+  )
+  flags.DEFINE_bool(
+    "skip_malformed",
+    False,
+    "Drop lines that are no passage; without it they are an error.",
+  )
+  flags.DEFINE_string(
+    "address",
+    "",
+    "With kind milvus: address of a server, or path of a file.db.",
+  )
+  flags.DEFINE_string(
+    "collection", "passages", "With kind milvus: name of the collection."
+  )
+  flags.DEFINE_string(
+    "graph",
+    "",
+    "With kind milvus: the index of the vectors, such as hnsw; default: flat.",
+  )
+  flags.DEFINE_list(
+    "fields",
+    [],
+    "With kind milvus: fields of the rows that are stored for filters.",
+  )
+  flags.DEFINE_string(
+    "key_variable",
+    None,
+    "With kind milvus: environment variable with the key; default: no key.",
+  )
+  flags.DEFINE_list(
+    "questions",
+    [],
+    "Files of questions with metadata.gold_doc_ids (FlashRAG's), whose recall "
+    "is printed.",
+  )
+  flags.DEFINE_integer(
+    "topk", 3, "With --questions: passages that a search returns.", 1
+  )
+  flags.DEFINE_integer(
+    "process", 0, "Number of this process, from 0 to --processes - 1.", 0
+  )
+  flags.DEFINE_integer(
+    "processes",
+    1,
+    "Processes that build the index together; each takes a part of the shards.",
+    1,
+  )
   launch_flags.define_devices()
   launch_flags.define_process()
 
@@ -117,16 +212,16 @@ def main(argv) -> None:
       "--documents=PATH (a file, a folder or a glob) or --corpus=FILE.jsonl."
     )
   names = [field.name for field in dataclasses.fields(building.Settings)]
-  given: dict[str, Any] = {name: f[name].value for name in names}
+  settings: dict[str, Any] = {name: f[name].value for name in names}
   lines: dict[str, progress.Line] = {}
 
-  def on(unit: str, done: int, of: int) -> None:
-    line = lines.setdefault(unit, progress.Line(max(of, 1), unit=unit))
+  def report_progress(unit: str, done: int, total: int) -> None:
+    line = lines.setdefault(unit, progress.Line(max(total, 1), unit=unit))
     line.tick(done)
 
   encoder = _encoder(f)
   if f.documents:
-    _documents(f, encoder, on)
+    _documents(f, encoder, report_progress)
     return
   corpus = pathlib.Path(f.corpus)
   size = corpus.stat().st_size if corpus.is_file() else 0
@@ -134,17 +229,17 @@ def main(argv) -> None:
     prepared = passages.prepare(
       f.corpus, f.output, skip_malformed=f.skip_malformed
     )
-    _fill(f, prepared, encoder, on)
+    _fill(f, prepared, encoder, report_progress)
     return
   finished = building.build(
     f.corpus,
     f.output,
-    building.Settings(**given),
+    building.Settings(**settings),
     encoder=encoder,
     process=f.process,
     processes=f.processes,
-    on_bytes=lambda done: on("MB read", done >> 20, size >> 20),
-    on_rows=functools.partial(on, "passage"),
+    on_bytes=lambda done: report_progress("MB read", done >> 20, size >> 20),
+    on_rows=functools.partial(report_progress, "passage"),
     on_plan=print,
   )
   if not finished:
@@ -171,14 +266,17 @@ def main(argv) -> None:
 
 
 def _fill(
-  f: flags.FlagValues, corpus: Any, encoder: Any, on: Callable[..., None]
+  f: flags.FlagValues,
+  corpus: Any,
+  encoder: Any,
+  report_progress: Callable[..., None],
 ) -> None:
-  """Fills a collection of Milvus, and says so."""
+  """Fills a collection of Milvus and prints its size."""
   if not f.address:
     raise ValueError("--address: expected where Milvus is.")
   from anysearch_jax.launch import retrievers
 
-  collection = retrievers.collection(
+  collection = retrievers.open_collection(
     f.address, f.collection, f.key_variable or ""
   )
   from anysearch_jax.retrieval import milvus
@@ -190,16 +288,18 @@ def _fill(
     language=f.language,
     vectors=f.graph or "flat",
     fields=f.fields,
-    on_rows=functools.partial(on, "passage"),
+    on_rows=functools.partial(report_progress, "passage"),
   )
   collection.client.close()
   print(f"milvus: {f.collection} of {len(corpus)} passages")
 
 
 def _documents(
-  f: flags.FlagValues, encoder: Any, on: Callable[[str, int, int], None]
+  f: flags.FlagValues,
+  encoder: Any,
+  report_progress: Callable[[str, int, int], None],
 ) -> None:
-  """Makes or updates the index of documents, and says what it holds."""
+  """Makes or updates the index of documents and prints what is in it."""
   from anysearch_jax.launch import documents
   from anysearch_jax.retrieval.documents import folder
 
@@ -208,60 +308,65 @@ def _documents(
       f"found kind {f.kind} for documents, expected bm25, or flat with "
       "--encoder=FOLDER."
     )
-  made = folder.update(
+  summary = folder.update(
     f.documents,
     f.output,
     folder.Settings(f.passage, f.overlap, f.language),
     encoder=encoder,
     afresh=not f.update,
-    on_file=functools.partial(on, "file"),
-    on_rows=functools.partial(on, "passage"),
+    on_file=functools.partial(report_progress, "file"),
+    on_rows=functools.partial(report_progress, "passage"),
   )
-  for line in documents.described(made, f.output, len(made.skipped)):
+  for line in documents.summary_lines(summary, f.output, len(summary.skipped)):
     print(line)
 
 
 def _recall(index: Any, path: str, *, k: int) -> str:
-  """Returns a line: for how many questions the top k have any, or all, gold."""
-  asked = []
+  """Returns a line with the recall of a file of questions.
+
+  It has the shares of questions with any, and with all, of their gold passages
+  among the first k.
+  """
+  questions = []
   with open(path, encoding="utf-8") as file:
     for number, line in enumerate(file, start=1):
       try:
         values = json.loads(line)
         gold = values.get("metadata", {}).get("gold_doc_ids") or ()
-        asked.append((values["question"], frozenset(map(str, gold))))
+        questions.append((values["question"], frozenset(map(str, gold))))
       except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
           f"{path}, line {number}: {error!r}; expected a JSON object with a "
           "question and metadata.gold_doc_ids."
         ) from error
-  asked = [each for each in asked if each[1]]
-  if not asked:
+  questions = [(question, gold) for question, gold in questions if gold]
+  if not questions:
     raise ValueError(
       f"{path}: found no question with gold passages, expected at least one."
     )
-  answers = index.search([question for question, _ in asked], k)
-  found = [
+  answers = index.search([question for question, _ in questions], k)
+  results = [
     (gold, {p.id for p in answer})
-    for (_, gold), answer in zip(asked, answers, strict=True)
+    for (_, gold), answer in zip(questions, answers, strict=True)
   ]
-  some = sum(bool(gold & ids) for gold, ids in found) / len(found)
-  every = sum(gold <= ids for gold, ids in found) / len(found)
+  any_share = sum(bool(gold & ids) for gold, ids in results) / len(results)
+  all_share = sum(gold <= ids for gold, ids in results) / len(results)
   name = pathlib.Path(path).stem
-  return f"{name:24} n {len(found):5}  any {some:.3f}  all {every:.3f}"
+  return (
+    f"{name:24} n {len(results):5}  any {any_share:.3f}  all {all_share:.3f}"
+  )
 
 
 def _encoder(f: flags.FlagValues) -> Any:
   """Returns the encoder that the flags describe, or None without one."""
-  settings = {
-    name: f[name].value
-    for name in ("pooling", "query_prefix", "passage_prefix", "max_tokens")
-  } | {"dtype": f.encoder_dtype}
+  names = ("pooling", "query_prefix", "passage_prefix", "max_tokens")
+  settings = {name: f[name].value for name in names}
+  settings["dtype"] = f.encoder_dtype
   if not f.encoder:
-    found = [name for name, value in settings.items() if value is not None]
-    if found:
+    unused = [name for name, value in settings.items() if value is not None]
+    if unused:
       raise ValueError(
-        f"found {found[0]} without an encoder, expected --encoder=FOLDER."
+        f"found {unused[0]} without an encoder, expected --encoder=FOLDER."
       )
     return None
   from anysearch_jax.host import platforms

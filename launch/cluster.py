@@ -21,29 +21,50 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.launch import shipped, supervisor
 
-_SGLANG_KEY, _RETRIEVER_KEY = "SGLANG_KEY", "RETRIEVER_KEY"
+_SGLANG_KEY = "SGLANG_KEY"
+_RETRIEVER_KEY = "RETRIEVER_KEY"
 _TEMPLATES = pathlib.Path(__file__).parent / "targets"
-_KINDS = {"slurm": "sh", "jobset": "yaml", "skypilot": "yaml"}  # Of files.
-# What starts Python on the nodes of a target; elsewhere as here.
+# The suffix of the file that each target starts.
+_SUFFIXES = {"slurm": "sh", "jobset": "yaml", "skypilot": "yaml"}
+# The words that start Python on the nodes of a target; SLURM's as here.
 _PYTHONS = {"jobset": ["python"], "skypilot": [".venv/bin/python"]}
 _TRACKERS = {"wandb": "WANDB_API_KEY", "mlflow": "MLFLOW_TRACKING_URI"}
 
 
 def define_flags() -> None:
-  flags.DEFINE_enum("target", None, list(_KINDS), "Write what this starts.")
-  flags.DEFINE_integer("nodes", 1, "With --target: how many.", 1)
-  flags.DEFINE_string("image", "anysearch", "Of containers, for a JobSet.")
-  flags.DEFINE_string("claim", "anysearch", "Of the volume, for a JobSet.")
-  flags.DEFINE_string("accelerator", "H100", "The GPUs' name, for SkyPilot.")
-  flags.DEFINE_integer("gpus", 8, "GPUs of each node, with --target.", 0)
+  flags.DEFINE_enum(
+    "target",
+    None,
+    list(_SUFFIXES),
+    "Do not train here: write the file that starts the run on a cluster, an "
+    "sbatch script, a JobSet for Kubernetes or a SkyPilot task.",
+  )
+  flags.DEFINE_integer(
+    "nodes", 1, "Nodes of the run; more than one needs --target.", 1
+  )
+  flags.DEFINE_string(
+    "image", "anysearch", "Container image with the project, for a JobSet."
+  )
+  flags.DEFINE_string(
+    "claim",
+    "anysearch",
+    "PersistentVolumeClaim (ReadWriteMany) that holds the run folder, for a "
+    "JobSet.",
+  )
+  flags.DEFINE_string(
+    "accelerator", "H100", "SkyPilot's name of the GPUs to ask for."
+  )
+  flags.DEFINE_integer(
+    "gpus", 8, "GPUs of each node, with --target; 0: train on CPUs.", 0
+  )
 
 
-def trainers(mesh: config_lib.MeshConfig, *, serves: bool) -> int:
+def trainer_nodes(mesh: config_lib.MeshConfig, *, serves: bool) -> int:
   """Returns how many of the `--nodes` train: those that the mesh covers.
 
   Args:
-    mesh: of the run.
-    serves: whether other nodes have servers; otherwise every node trains.
+    mesh: mesh of the run.
+    serves: whether other nodes run servers; otherwise every node trains.
 
   Raises:
     ValueError: the mesh does not cover whole nodes, or not as many.
@@ -51,14 +72,14 @@ def trainers(mesh: config_lib.MeshConfig, *, serves: bool) -> int:
   f = flags.FLAGS
   if not f.gpus:
     return f.nodes
-  of_node = f.gpus if serves else len(mesh.trainer) or f.gpus
-  count, rest = divmod(mesh.size, of_node)
-  most = f.nodes - 1 if serves else f.nodes
-  if rest or count > most or (count < most and not serves):
+  node_devices = f.gpus if serves else len(mesh.trainer) or f.gpus
+  count, remainder = divmod(mesh.size, node_devices)
+  max_nodes = f.nodes - 1 if serves else f.nodes
+  if remainder or count > max_nodes or (count < max_nodes and not serves):
     least = "1 to" if serves else "all"
     raise ValueError(
       f"mesh: found {mesh} = {mesh.size} devices, expected those of whole "
-      f"nodes of {of_node}, {least} {most} (--nodes, --gpus): set "
+      f"nodes of {node_devices}, {least} {max_nodes} (--nodes, --gpus): set "
       "mesh.fsdp."
     )
   return count
@@ -66,7 +87,7 @@ def trainers(mesh: config_lib.MeshConfig, *, serves: bool) -> int:
 
 def write(
   config: config_lib.ExperimentConfig,
-  words: Sequence[str],
+  arguments: Sequence[str],
   output: pathlib.Path,
   *,
   training: int = 1,
@@ -76,37 +97,39 @@ def write(
   """Writes the file of `--target`, or prints it with `--dry_run`.
 
   Args:
-    config: the run's; names the job, the index and the keys.
-    words: the flags of a trainer or, on one node, of `launch.node`.
-    output: the run's folder; the file is in its `cluster/`.
-    training: the number of nodes that train; they come first.
-    shares: the GPUs of each server of another node.
-    server: one of these, over `${port}` and `${gpus}`.
+    config: configuration of the run; names the job, the index and the keys.
+    arguments: the flags of a trainer or, on one node, of `launch.node`.
+    output: folder of the run; the file is in its `cluster/`.
+    training: number of nodes that train; they come first.
+    shares: GPUs of each server on a node that does not train.
+    server: command of such a server, over `${port}` and `${gpus}`.
   """
   f = flags.FLAGS
   # Names of services begin with a letter and end with no hyphen (RFC 1035).
   plain = re.sub(r"[^a-z0-9]+", "-", config.name.lower()).strip("-")
   name = (plain if plain[:1].isalpha() else f"run-{plain}")[:40].strip("-")
-  file = output / "cluster" / f"{name}.{_KINDS[f.target]}"
+  file = output / "cluster" / f"{name}.{_SUFFIXES[f.target]}"
   has_retriever = f.nodes > 1 and config.retrieval.kind == "index"
-  drawn = []
+  generated_keys = []
   if shares:
-    drawn.append(_SGLANG_KEY)
+    generated_keys.append(_SGLANG_KEY)
   if has_retriever:
-    drawn.append(_RETRIEVER_KEY)
+    generated_keys.append(_RETRIEVER_KEY)
   trackers = [tracker for tracker in _TRACKERS if f[tracker].value]
   keys = [
     variable
     for path, variable, _, _ in config_settings.listed(config)
     if variable and path.endswith("key_variable")
   ]
-  started = ""
+  server_command = ""
   if server is not None:
     env = (f"{variable}={value}" for variable, value in server.env.items())
-    started = shlex.join(["env", *env, *server.command])
+    server_command = shlex.join(["env", *env, *server.command])
     for variable in ("port", "gpus"):  # Those words are in single quotes.
-      shown = f"'\"${variable}\"'"
-      started = started.replace(f"${{{variable}}}", shown)
+      quoted_variable = f"'\"${variable}\"'"
+      server_command = server_command.replace(
+        f"${{{variable}}}", quoted_variable
+      )
   environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(_TEMPLATES),
     trim_blocks=True,
@@ -115,7 +138,7 @@ def write(
     undefined=jinja2.StrictUndefined,
   )
   environment.filters["quote"] = shlex.quote
-  script = environment.get_template(f"{f.target}.{_KINDS[f.target]}").render(
+  script = environment.get_template(f"{f.target}.{_SUFFIXES[f.target]}").render(
     name=name,
     output=str(output),
     file=str(file),
@@ -123,15 +146,15 @@ def write(
     config=config,
     flags=f,
     python=shlex.join(_PYTHONS.get(f.target) or shipped.python()),
-    words=shlex.join(words),
-    server=started,
+    words=shlex.join(arguments),
+    server=server_command,
     has_retriever=has_retriever,
     trainers=training,
     samplers=f.nodes - training,
     shares=shares,
     port=f.port,
     keys=keys + [_TRACKERS[tracker] for tracker in trackers],
-    drawn=drawn,
+    drawn=generated_keys,
     extras=["cuda12"] * bool(f.gpus) + trackers,
   )
   if f.dry_run:

@@ -34,12 +34,12 @@ from anysearch_jax.launch import stopping
 
 # Seconds that JAX waits beyond our timeout: after its own timeout JAX ends the
 # process without naming what it waited for.
-_GRACE = 60
+_GRACE_SECONDS = 60
 # Seconds that the first process gives the others to report an error that they
 # share: JAX ends them as soon as its coordinator, in the first one, is gone.
-_SAME_ERROR = 5.0
-# What errors of collectives say if another process is gone, in Gloo, in NCCL
-# and in JAX's coordination.
+_SAME_ERROR_SECONDS = 5.0
+# Errors of collectives after another process has gone, in the words of Gloo,
+# NCCL and JAX's coordination service.
 _GONE = re.compile(
   r"gloo|remote process exited|network error|connection (closed|reset|refused)"
   r"|socket closed|unavailable:|deadline_exceeded:|heartbeat",
@@ -50,20 +50,39 @@ _GONE = re.compile(
 def define_flags() -> None:
   """Defines the flags that `connect` reads."""
   flags.DEFINE_string(
-    "coordinator", None, "host:port of process 0, where it will listen."
-  )
-  flags.DEFINE_integer("processes", None, "How many.", lower_bound=1)
-  flags.DEFINE_integer("process", None, "Which one this is.", lower_bound=0)
-  flags.DEFINE_bool(
-    "distributed", False, "Several processes of a cluster that JAX knows."
+    "coordinator",
+    None,
+    "host:port where process 0 listens for the others; the same on all hosts.",
   )
   flags.DEFINE_integer(
-    "connect_timeout", 300, "Seconds to wait for the others.", lower_bound=1
+    "processes",
+    None,
+    "Number of processes of the run, with --coordinator.",
+    lower_bound=1,
+  )
+  flags.DEFINE_integer(
+    "process",
+    None,
+    "Number of this process, below --processes; 0 listens at --coordinator.",
+    lower_bound=0,
+  )
+  flags.DEFINE_bool(
+    "distributed",
+    False,
+    "Join the processes that JAX finds by itself (SLURM, Open MPI, GKE, TPU "
+    "pods), without --coordinator, --processes and --process.",
+  )
+  flags.DEFINE_integer(
+    "connect_timeout",
+    300,
+    "Seconds to wait for the other processes; raise it if hosts start late.",
+    lower_bound=1,
   )
   flags.DEFINE_integer(
     "heartbeat",
     100,
-    "Seconds after which a process that does not answer has left the run.",
+    "Seconds without an answer after which a process counts as gone and the "
+    "others end; raise it for networks that stall.",
     lower_bound=10,
   )
 
@@ -75,53 +94,53 @@ def connect() -> None:
   process exits with a sentence.
 
   Raises:
-    app.UsageError: see `named`.
+    app.UsageError: see `is_named`.
   """
   f = flags.FLAGS
-  where = is_named()
-  if not where and not f.distributed:
+  has_addresses = is_named()
+  if not has_addresses and not f.distributed:
     return
   import jax  # Imported late: `jax_setup.configure` has set its flags by now.
 
   # JAX's preemption service would handle SIGTERM itself; see `Trainer.stop`.
   jax.config.update("jax_enable_preemption_service", False)
 
-  others = "the cluster's other processes"
-  if where:
-    others = (
+  other_processes = "the cluster's other processes"
+  if has_addresses:
+    other_processes = (
       f"{f.processes} processes at {f.coordinator}, of which this is "
       f"{f.process}"
     )
 
   def give_up() -> None:
     stopping.say(
-      f"launch: waited {f.connect_timeout} seconds for {others}; expected the "
-      "same command on every host at about the same time, and a way through to "
-      "the coordinator's port. Raise --connect_timeout if they are slow to "
-      "start."
+      f"launch: waited {f.connect_timeout} seconds for {other_processes}; "
+      "expected the same command on every host at about the same time, and a "
+      "way through to the coordinator's port. Raise --connect_timeout if they "
+      "are slow to start."
     )
     os._exit(1)
 
-  watch = threading.Timer(f.connect_timeout, give_up)
-  watch.daemon = True
-  watch.start()
+  timer = threading.Timer(f.connect_timeout, give_up)
+  timer.daemon = True
+  timer.start()
   try:
     jax.distributed.initialize(
       coordinator_address=f.coordinator,
       num_processes=f.processes,
       process_id=f.process,
       # The three values suffice, so JAX need not detect a cluster.
-      cluster_detection_method="deactivate" if where else None,
-      initialization_timeout=f.connect_timeout + _GRACE,
+      cluster_detection_method="deactivate" if has_addresses else None,
+      initialization_timeout=f.connect_timeout + _GRACE_SECONDS,
       heartbeat_timeout_seconds=f.heartbeat,
     )
   except (ValueError, RuntimeError) as error:
     sys.exit(
-      f"launch: could not connect to {others} ({error}); outside of a "
+      f"launch: could not connect to {other_processes} ({error}); outside of a "
       "cluster that JAX knows, name --coordinator, --processes and --process."
     )
   finally:
-    watch.cancel()
+    timer.cancel()
 
 
 def is_named() -> bool:
@@ -134,12 +153,12 @@ def is_named() -> bool:
   if f.coordinator is None and f.processes is None and f.process is None:
     return False
   _, _, port = (f.coordinator or "").rpartition(":")
-  is_below = f.process is not None and f.process < (f.processes or 0)
-  if f.distributed or not is_below or not port.isdecimal():
-    more = " and --distributed" if f.distributed else ""
+  is_in_range = f.process is not None and f.process < (f.processes or 0)
+  if f.distributed or not is_in_range or not port.isdecimal():
+    suffix = " and --distributed" if f.distributed else ""
     raise app.UsageError(
       f"--coordinator, --processes, --process: found {f.coordinator}, "
-      f"{f.processes}, {f.process}{more}; "
+      f"{f.processes}, {f.process}{suffix}; "
       "expected host:port, how many, and a number below that; or --distributed "
       "alone."
     )
@@ -147,7 +166,7 @@ def is_named() -> bool:
 
 
 @contextlib.contextmanager
-def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
+def leaves_at_once(resume_sentence: Callable[[], str]) -> Iterator[None]:
   """Exits at once if this process fails in a way that the others do not know.
 
   An orderly exit would wait at a barrier for the others, while they wait for
@@ -155,7 +174,7 @@ def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
   is gone, the exit code is `stopping.RESUME`.
 
   Args:
-    saved: returns a sentence that says from where the run resumes.
+    resume_sentence: returns a sentence that says from where the run resumes.
   """
   import jax
 
@@ -169,14 +188,14 @@ def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
     # All processes agreed on this stop and exit together.
     if code == stopping.RESUME and not isinstance(error, stopping.StoppedError):
       raise
-    if line := _of_a_process_that_is_gone(error):
+    if line := _lost_process_line(error):
       code = stopping.RESUME
       stopping.say(
         f"launch: a collective failed ({line}), as when another process ended "
-        f"or is out of reach. {saved()}"
+        f"or is out of reach. {resume_sentence()}"
       )
     elif isinstance(error, stopping.StoppedError):
-      stopping.say(f"stopped. {saved()}")
+      stopping.say(f"stopped. {resume_sentence()}")
     elif not isinstance(error, SystemExit):
       traceback.print_exc()
     elif isinstance(code, str):
@@ -184,12 +203,12 @@ def leaves_at_once(saved: Callable[[], str]) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     if jax.process_count() > 1 and jax.process_index() == 0:
-      time.sleep(_SAME_ERROR)
+      time.sleep(_SAME_ERROR_SECONDS)
     os._exit(code if isinstance(code, int) else 1)
 
 
-def _of_a_process_that_is_gone(error: BaseException | None) -> str:
-  """Returns the first line of the error of a collective, "" if it is another.
+def _lost_process_line(error: BaseException | None) -> str:
+  """Returns the first line of a collective's error; "" for other errors.
 
   A collective that fails while it is compiled or started raises a ValueError.
   """

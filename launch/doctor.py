@@ -30,15 +30,15 @@ from anysearch_jax.launch import jax_setup, shipped
 from anysearch_jax.launch.findings import (
   PROBLEM,
   WARNING,
+  Check,
   Finding,
-  Look,
   ok,
   problem,
   warning,
 )
 
 _START = "import jax; jax.devices()"
-_LONGEST = 300  # Characters of an error.
+_ERROR_CHARACTERS = 300
 # By platform, the extras that make JAX compute on it.
 _INSTALLS = {"cuda": "cuda13", "tpu": "tpu"}
 _IMPORT_SECONDS = 110.0  # A check has 120 by default.
@@ -57,10 +57,24 @@ def define_flags() -> None:
   launch_flags.define_config(required=False)
   launch_flags.define_output()
   flags.DEFINE_integer(
-    "processes", 1, "Processes like this one that will train.", lower_bound=1
+    "processes",
+    1,
+    "Processes like this one that will train; with more than one, the mesh is "
+    "not compared with the devices of this one.",
+    lower_bound=1,
   )
-  flags.DEFINE_bool("ask_web", False, "Ask a web search engine, for its price.")
-  flags.DEFINE_float("deadline", 120, "Seconds that a check may take.", 0.1)
+  flags.DEFINE_bool(
+    "ask_web",
+    False,
+    "Send one query to the configured web search or paid MCP tool, for its "
+    "price.",
+  )
+  flags.DEFINE_float(
+    "deadline",
+    120,
+    "Seconds that each check may take; raise it for a slow disk or server.",
+    0.1,
+  )
 
 
 def main(argv: Sequence[str]) -> None:
@@ -95,20 +109,20 @@ def examine(
   """Runs the checks, prints each finding at once, and yields it.
 
   Args:
-    config: of the run; None: the installation alone is checked.
-    output: the run's folder.
-    processes: how many like this one will train.
+    config: configuration of the run; None: the installation alone is checked.
+    output: folder of the run.
+    processes: number of processes like this one that will train.
     ask_web: whether to send a query to a web search engine.
-    deadline: seconds of each check.
+    deadline: seconds that each check may take.
   """
-  checks: list[tuple[str, Look]] = [
+  checks: list[tuple[str, Check]] = [
     ("python", python),
     ("packages", packages),
     ("devices", devices),
   ]
   levels = []
   for name, check in checks:
-    for finding in _examined(name, check, deadline):
+    for finding in _run_and_print(name, check, deadline):
       levels.append(finding.level)
       yield finding
   # The remaining checks import JAX, so they need the ones above to pass.
@@ -117,21 +131,23 @@ def examine(
   from anysearch_jax.launch import run_checks
 
   folder = launch_flags.run_folder(config, output)
-  of_run = run_checks.Checks(config, folder, processes, ask_web)
-  for name, check in of_run.all():
-    yield from _examined(name, check, deadline)
+  checks_of_run = run_checks.Checks(
+    config=config, folder=folder, processes=processes, ask_web=ask_web
+  )
+  for name, check in checks_of_run.all():
+    yield from _run_and_print(name, check, deadline)
 
 
-def _examined(name: str, check: Look, deadline: float) -> list[Finding]:
-  """Returns what a check finds, and prints it."""
-  findings = run(check, deadline=deadline)
-  for line in lines(name, findings):
+def _run_and_print(name: str, check: Check, deadline: float) -> list[Finding]:
+  """Runs a check, prints its findings and returns them."""
+  findings = run_check(check, deadline=deadline)
+  for line in finding_lines(name, findings):
     print(line, flush=True)
   return findings
 
 
-def run(look: Look, *, deadline: float) -> list[Finding]:
-  """Returns what a check finds; a timeout or an exception is a problem too.
+def run_check(check: Check, *, deadline: float) -> list[Finding]:
+  """Returns the findings of a check; a timeout or an exception is a problem.
 
   The check may be slow, and may raise. It runs on a daemon thread, which is
   abandoned if it hangs for `deadline` seconds.
@@ -140,29 +156,33 @@ def run(look: Look, *, deadline: float) -> list[Finding]:
 
   def work() -> None:
     try:
-      found = look()
-      outcome.put([found] if isinstance(found, Finding) else list(found))
+      findings = check()
+      outcome.put(
+        [findings] if isinstance(findings, Finding) else list(findings)
+      )
     except (ValueError, OSError) as error:
       outcome.put([problem(str(error) or type(error).__name__)])
     except BaseException as error:  # A broken installation may raise anything.
-      said = f"found {type(error).__name__}: {error}"
-      todo = "look after what it names; where that is in order, report it."
-      outcome.put([problem(said, todo)])
+      sentence = f"found {type(error).__name__}: {error}"
+      advice = "look after what it names; where that is in order, report it."
+      outcome.put([problem(sentence, advice)])
 
   threading.Thread(target=work, daemon=True).start()
   try:
     return outcome.get(timeout=deadline)
   except queue.Empty:
-    said = f"found no answer within {deadline:g} seconds"
-    todo = "see what it waits for (device, disk, server), or raise --deadline."
-    return [problem(said, todo)]
+    sentence = f"found no answer within {deadline:g} seconds"
+    advice = (
+      "see what it waits for (device, disk, server), or raise --deadline."
+    )
+    return [problem(sentence, advice)]
 
 
-def lines(name: str, findings: Iterable[Finding]) -> Iterator[str]:
+def finding_lines(name: str, findings: Iterable[Finding]) -> Iterator[str]:
   """Yields the printed lines of each finding."""
   for finding in findings:
-    said = " ".join(finding.found.split())
-    yield f"{finding.level:<8} {name:<11} {said}"
+    sentence = " ".join(finding.found.split())
+    yield f"{finding.level:<8} {name:<11} {sentence}"
     if finding.todo:
       yield f"{'':<21}{finding.todo}"
 
@@ -179,18 +199,21 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
   copied only in part or because a system library is missing. Without the list
   the metadata of this package is read.
   """
-  wanted = [requirements.Requirement(line) for line in _wanted(path)]
-  good = []
-  for want in wanted:
-    found = _version(want.name)
-    if found and want.specifier.contains(found, prereleases=True):
-      good.append(want.name)
+  required = [
+    requirements.Requirement(line) for line in _requirement_lines(path)
+  ]
+  valid_names = []
+  for requirement in required:
+    version = _version(requirement.name)
+    if version and requirement.specifier.contains(version, prereleases=True):
+      valid_names.append(requirement.name)
       continue
     yield problem(
-      f"{want.name}: found {found or 'none'}, expected {want.specifier}",
-      f"pip install '{want}'",
+      f"{requirement.name}: found {version or 'none'}, expected "
+      f"{requirement.specifier}",
+      f"pip install '{requirement}'",
     )
-  modules = [_MODULES.get(name, name.replace("-", "_")) for name in good]
+  modules = [_MODULES.get(name, name.replace("-", "_")) for name in valid_names]
   # In a process of its own, which a broken library may end.
   reason = _failure("\n".join(f"import {module}" for module in modules))
   if reason:
@@ -199,7 +222,7 @@ def packages(path: pathlib.Path = REQUIREMENTS) -> Iterator[Finding]:
       "pip install --force-reinstall it; a library that it names comes from "
       "the system's packages.",
     )
-  yield ok(f"{len(good)} of {len(wanted)} are as required")
+  yield ok(f"{len(valid_names)} of {len(required)} are as required")
 
 
 def _version(package: str) -> str | None:
@@ -215,7 +238,7 @@ def _failure(code: str, **variables: str) -> str:
 
   `variables` are set in its environment.
   """
-  done = subprocess.run(
+  process = subprocess.run(
     [sys.executable, "-c", code],
     env=os.environ | variables,
     capture_output=True,
@@ -223,10 +246,12 @@ def _failure(code: str, **variables: str) -> str:
     timeout=_IMPORT_SECONDS,
     check=False,
   )
-  if done.returncode == 0:
+  if process.returncode == 0:
     return ""
-  lines = filter(None, reversed(done.stderr.split("\n")))
-  return next(lines, f"the process ended with {done.returncode}")[:_LONGEST]
+  lines = filter(None, reversed(process.stderr.split("\n")))
+  return next(lines, f"the process ended with {process.returncode}")[
+    :_ERROR_CHARACTERS
+  ]
 
 
 def devices() -> Iterator[Finding]:
@@ -238,14 +263,14 @@ def devices() -> Iterator[Finding]:
   jax_setup.configure(threads=0, cache="")
   import jax
 
-  found = jax.devices()
-  first = found[0]
+  all_devices = jax.devices()
+  first_device = all_devices[0]
   yield ok(
-    f"{len(found)} x {first.device_kind} ({first.platform}), "
-    f"{len(jax.local_devices())} of this process"
+    f"{len(all_devices)} x {first_device.device_kind} "
+    f"({first_device.platform}), {len(jax.local_devices())} of this process"
   )
   for platform, extra in _INSTALLS.items():
-    if first.platform == "cpu" and platforms.has_device(platform):
+    if first_device.platform == "cpu" and platforms.has_device(platform):
       yield warning(
         f"this machine has a {platform.upper()} device, and JAX computes on "
         f"the CPU ({_refusal(platform)})",
@@ -263,12 +288,12 @@ def _refusal(platform: str) -> str:
   return failure or "it starts if JAX_PLATFORMS names it"
 
 
-def _wanted(path: pathlib.Path) -> list[str]:
+def _requirement_lines(path: pathlib.Path) -> list[str]:
   if path.is_file():
     lines = (x.partition("#")[0].strip() for x in path.read_text().splitlines())
     return [line for line in lines if line and not line.startswith("-")]
-  listed = importlib.metadata.requires("anysearch_jax") or []
-  return [line for line in listed if "extra ==" not in line]
+  requirement_texts = importlib.metadata.requires("anysearch_jax") or []
+  return [line for line in requirement_texts if "extra ==" not in line]
 
 
 if __name__ == "__main__":

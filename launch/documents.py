@@ -24,16 +24,23 @@ from anysearch_jax.launch import shipped, stopping
 if TYPE_CHECKING:
   from anysearch_jax.retrieval.documents import folder
 
-_SHOWN = 5  # Files that cannot be read, of which the user is told.
+# Files that cannot be read, and kinds of other files, that are listed.
+_LISTED = 5
 
 
 def define_flags() -> None:
   """Defines `--documents` and `--index`."""
   flags.DEFINE_list(
-    "documents", [], "Files, folders and globs of yours, to be searched."
+    "documents",
+    [],
+    "Files, folders and globs of yours to search, separated by commas; their "
+    "index is kept up to date.",
   )
   flags.DEFINE_string(
-    "index", None, "Folder of their index, or of another; default: your cache."
+    "index",
+    None,
+    "Folder for the index of --documents or, without these, of an index to "
+    "search; default: a folder in your cache.",
   )
 
 
@@ -57,31 +64,34 @@ def read_config() -> config_lib.ExperimentConfig:
     return launch_flags.read_config()
   is_default = f.config is None
   if is_default:
-    here = "cpu" if platforms.expected() == "cpu" else "gpu"
-    preset = here if f.hf and not f.sglang else ""
+    platform = "cpu" if platforms.expected() == "cpu" else "gpu"
+    preset = platform if f.hf and not f.sglang else ""
     f["config"].value = f"configs/documents.py:{preset}"
   config = launch_flags.read_config()
   if is_default and f.hf:
-    config = _within(config, pathlib.Path(shipped.find(f.hf)))
-  place = f.index or str(_cached(f.documents))
-  return config_lib.changed(config, retrieval={"kind": "index", "index": place})
+    config = _within_context(config, pathlib.Path(shipped.find(f.hf)))
+  index_folder = f.index or str(_cache_folder(f.documents))
+  return config_lib.changed(
+    config, retrieval={"kind": "index", "index": index_folder}
+  )
 
 
-def _within(
+def _within_context(
   config: config_lib.ExperimentConfig, policy: pathlib.Path
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration within the context that a policy was made for."""
-  # What loads the folder says what is wrong with it.
+  # The loader of the folder reports what is wrong with it.
   with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-    most = json_files.read(policy / "config.json")["max_position_embeddings"]
-    context = min(most, config.episode.max_context)
-    written = min(context // 2, config.episode.max_generated)
-    limits = {"max_context": context, "max_generated": written}
+    policy_config = json_files.read(policy / "config.json")
+    max_positions = policy_config["max_position_embeddings"]
+    context = min(max_positions, config.episode.max_context)
+    generated = min(context // 2, config.episode.max_generated)
+    limits = {"max_context": context, "max_generated": generated}
     return config_lib.changed(config, episode=limits)
   return config
 
 
-def _cached(paths: Sequence[str]) -> pathlib.Path:
+def _cache_folder(paths: Sequence[str]) -> pathlib.Path:
   """Returns the folder of the index of some paths in the user's cache."""
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
   absolute = {os.path.abspath(os.path.expanduser(path)) for path in paths}
@@ -101,43 +111,53 @@ def update(config: config_lib.ExperimentConfig) -> None:
 
   index = config.retrieval.index
   try:
-    made = folder.update(flags.FLAGS.documents, index, on_file=_progress())
+    summary = folder.update(flags.FLAGS.documents, index, on_file=_progress())
   except OSError as error:
-    said = error if isinstance(error, disk.DiskError) else f"{index}: {error}."
-    raise ValueError(f"{said} --index=FOLDER names another place.") from error
-  for line in described(made, index):
+    sentence = (
+      error if isinstance(error, disk.DiskError) else f"{index}: {error}."
+    )
+    raise ValueError(
+      f"{sentence} --index=FOLDER names another place."
+    ) from error
+  for line in summary_lines(summary, index):
     stopping.say(f"documents: {line}")
 
 
-def described(
-  made: folder.Summary, index: str, most: int = _SHOWN
+def summary_lines(
+  summary: folder.Summary, index: str, max_skipped: int = _LISTED
 ) -> Iterator[str]:
-  """Yields what a user is told of an index, with `most` files skipped."""
-  news = [
+  """Yields the lines that tell a user what is in an index.
+
+  Args:
+    summary: what the update of the index found.
+    index: folder of the index.
+    max_skipped: limit on the skipped files that are listed by name.
+  """
+  changes = [
     f"{count} {name}"
     for name in ("added", "changed", "removed")
-    if (count := getattr(made, name))
+    if (count := getattr(summary, name))
   ]
-  held = f"{made.files} files, {made.passages} passages in {index}"
-  yield f"{held} ({', '.join(news) or 'as before'})"
-  if made.ignored:
-    kinds = collections.Counter(made.ignored).most_common(_SHOWN)
-    named = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    yield f"left out, of other kinds: {named}"
-  for path, why in made.skipped[:most]:
-    yield f"skipped {path}: {why}"
-  if (more := len(made.skipped) - most) > 0:
-    yield f"skipped {more} more"
+  contents = f"{summary.files} files, {summary.passages} passages in {index}"
+  yield f"{contents} ({', '.join(changes) or 'as before'})"
+  if summary.ignored:
+    kinds = collections.Counter(summary.ignored).most_common(_LISTED)
+    ignored = ", ".join(f"{count} {kind}" for kind, count in kinds)
+    yield f"left out, of other kinds: {ignored}"
+  for path, reason in summary.skipped[:max_skipped]:
+    yield f"skipped {path}: {reason}"
+  if (unlisted := len(summary.skipped) - max_skipped) > 0:
+    yield f"skipped {unlisted} more"
 
 
 def _progress() -> Callable[[int, int], None]:
   """Returns a function that says how much is read, once a second at most."""
-  told = time.monotonic()
+  last_report = time.monotonic()
 
-  def tell(done: int, of: int) -> None:
-    nonlocal told
-    if time.monotonic() - told >= 1:
-      told = time.monotonic()
-      stopping.say(f"documents: read {done} of {of} files")
+  def tell(done: int, total: int) -> None:
+    nonlocal last_report
+    if time.monotonic() - last_report >= 1:
+      last_report = time.monotonic()
+      stopping.say(f"documents: read {done} of {total} files")
 
   return tell

@@ -52,13 +52,30 @@ def define_flags() -> None:
     "answer. All are asked unless config.evaluation.questions is set.",
   )
   flags.DEFINE_string(
-    "split", "", "Of the questions; default: what the source evaluates on."
+    "split",
+    "",
+    "Split of the questions, such as test; default: the one that the source "
+    "evaluates on.",
   )
   flags.DEFINE_string(
-    "budgets", None, "As 0..8 or 0,1,5, or as searches=1|3,tokens=64|128."
+    "budgets",
+    None,
+    "Budgets to play: numbers of searches as 0..8 or 0,1,5, or grids over "
+    "several units as searches=1|3,tokens=64|128; default: config.evaluation.",
   )
-  flags.DEFINE_integer("seeds", None, f"How many, from {_FIRST_SEED} on.", 1)
-  flags.DEFINE_string("output", None, "Folder.", required=True)
+  flags.DEFINE_integer(
+    "seeds",
+    None,
+    "Number of seeds that play each question and budget, from "
+    f"{_FIRST_SEED} on; default: config.evaluation.seeds.",
+    1,
+  )
+  flags.DEFINE_string(
+    "output",
+    None,
+    "Folder of the evaluation, which the same command completes.",
+    required=True,
+  )
   launch_flags.define_process()
 
 
@@ -66,9 +83,9 @@ def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
   if not f.output:
     raise app.UsageError("--output: found nothing, expected a folder.")
-  config = short_flags(documents.read_config())
+  config = apply_short_flags(documents.read_config())
   # The configuration saved beside the episodes must name the policy played.
-  config, chosen = policies.read_flags(config)
+  config, choice = policies.read_flags(config)
   documents.update(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.evaluation import harness, journal
@@ -76,35 +93,48 @@ def main(argv: Sequence[str]) -> None:
   from anysearch_jax.rollout import searching
 
   folder = pathlib.Path(f.output)
-  systems.validate(config, trains=False, samples=chosen.local)
+  systems.validate(config, trains=False, samples=choice.is_local)
   source = parts.source(config)
   e = config.evaluation
   questions = source.evaluation_questions(
     e.datasets, e.questions, split=f.split
   )
-  policies.check(chosen, config, source, questions, allow_cpu=f.allow_cpu)
+  policies.check_playable(
+    choice, config, source, questions, allow_cpu=f.allow_cpu
+  )
   retriever = retrievers.make(config, source.retriever)
-  played: dict[str, Any] = {
-    "policy": policies.identity(chosen),
-    "questions": {"split": f.split, **parts.hashed(questions)},
+  provenance: dict[str, Any] = {
+    "policy": policies.identity(choice),
+    "questions": {"split": f.split, **parts.questions_digest(questions)},
     "retriever": retriever.identity(sorted({q.corpus for q in questions})),
     "world": parts.world(config.data),
     "prompts": parts.prompts(config.episode),
-    "own": parts.own(config),
+    "own": parts.user_code(config),
   }
   with disk.translate_errors(folder):
-    stored = json_files.read(folder / "config.json", missing={})
-    if changed := stored and config_settings.changes(stored, config):
-      raise ValueError(
-        f"{folder}: found {', '.join(map(str, changed))}; it holds the results "
-        "of other settings. Name another folder, or remove it."
-      )
-    made = stored or config_settings.to_dict(config)
-    journal.claim(folder, {"config.json": made, "provenance.json": played})
+    stored_config = json_files.read(folder / "config.json", missing={})
+    if stored_config:
+      changes = config_settings.changes(stored_config, config)
+      if changes:
+        raise ValueError(
+          f"{folder}: found {', '.join(map(str, changes))}; it holds the "
+          "results of other settings. Name another folder, or remove it."
+        )
+    settings = stored_config or config_settings.to_dict(config)
+    journal.claim(
+      folder, {"config.json": settings, "provenance.json": provenance}
+    )
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)
-        _play(config, chosen, source, questions, searcher, folder)
+        _play(
+          config,
+          choice,
+          source,
+          questions=questions,
+          retriever=searcher,
+          folder=folder,
+        )
   print(f"episodes: {folder / harness.EPISODES}")
   if failed := _failed(folder):
     sys.exit(f"{failed} episodes failed; the same command plays them again.")
@@ -118,8 +148,9 @@ def _failed(folder: pathlib.Path) -> int | None:
 
 def _play(
   config: config_lib.ExperimentConfig,
-  chosen: policies.Chosen,
+  choice: policies.PolicyChoice,
   source: parts.Source,
+  *,
   questions: Sequence[types.Question],
   retriever: Any,
   folder: pathlib.Path,
@@ -132,16 +163,16 @@ def _play(
   total = (len(e.budgets) + len(e.pairs)) * len(e.seeds) * len(questions)
   line = progress.Line(total, unit="episode")
   with (
-    policies.player(chosen, config, source) as player,
-    line.telling(retriever.waits),
+    policies.player(choice, config, source) as player,
+    line.reporting_waits(retriever.waits),
   ):
     summary = harness.evaluate(
       e,
       harness.Playing(
-        config.episode,
-        systems.of_episode(config.episode),
-        config.engine.slots,
-        config.watch.quiet_seconds,
+        episode=config.episode,
+        environment=systems.of_episode(config.episode),
+        slots=config.engine.slots,
+        quiet_seconds=config.watch.quiet_seconds,
       ),
       player=player,
       questions=questions,
@@ -152,24 +183,29 @@ def _play(
   # Written last: this file marks the folder as finished.
   json_files.write(folder / _SUMMARY, summary)
   for cell in summary["cells"]:
-    script = _interval(cell, len(e.seeds))
+    interval = _interval(cell, len(e.seeds))
     if "official_em" in cell:
-      script += " ({official_em} by the set's own script)".format(**cell)
+      interval += " ({official_em} by the set's own script)".format(**cell)
     print(
-      "{dataset} budget {of}: {em} of {n} right{script}, {searches} "
+      "{dataset} budget {caps_text}: {em} of {n} right{interval}, {searches} "
       "searches, {failed} failed".format(
-        script=script, of=cell.get("caps", cell["budget"]), **cell
+        interval=interval,
+        caps_text=cell.get("caps", cell["budget"]),
+        **cell,
       )
     )
 
-  used = summary["last_start"]["engine"]
-  if chosen.endpoint is not None and used:
-    read, written = used["prompt_tokens"], used["sampled_tokens"]
-    cost = e.prices.of_calls((), input_tokens=read, output_tokens=written)
+  usage = summary["last_start"]["engine"]
+  if choice.endpoint is not None and usage:
+    input_tokens = usage["prompt_tokens"]
+    output_tokens = usage["sampled_tokens"]
+    cost = e.prices.of_calls(
+      (), input_tokens=input_tokens, output_tokens=output_tokens
+    )
     by_prices = f": ${cost:.4f} by --prices" if cost else ""
     print(
-      f"the server counted {read:,} tokens read and {written:,} written"
-      f"{by_prices}"
+      f"the server counted {input_tokens:,} tokens read and "
+      f"{output_tokens:,} written{by_prices}"
     )
 
 
@@ -187,7 +223,7 @@ def _interval(cell: Mapping[str, Any], seeds: int) -> str:
   return f" ({rate:.2f} [{low:.2f}, {high:.2f}])"
 
 
-def short_flags(
+def apply_short_flags(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
   """Returns the configuration with --questions, --budgets, ... applied.
@@ -195,37 +231,43 @@ def short_flags(
   Raises app.UsageError if --budgets is invalid.
   """
   f = flags.FLAGS
-  values: dict[str, Any] = {}
+  changes: dict[str, Any] = {}
   if f.questions is not None:
     data = {"source": "prepared", "path": f.questions}
     config = config_lib.changed(config, data=data)
     if not any(
-      each.startswith("evaluation.questions") for each in f.set_config
+      assignment.startswith("evaluation.questions")
+      for assignment in f.set_config
     ):
-      values["questions"] = 0
+      changes["questions"] = 0
   if f.budgets is not None:
-    pairs = "=" in f.budgets
-    values["budgets"] = () if pairs else parse_budgets(f.budgets)
-    values["pairs"] = parse_pairs(f.budgets) if pairs else ()
+    has_units = "=" in f.budgets
+    changes["budgets"] = () if has_units else parse_budgets(f.budgets)
+    changes["pairs"] = parse_pairs(f.budgets) if has_units else ()
   if f.seeds is not None:
-    values["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
-  return config_lib.changed(config, evaluation=values)
+    changes["seeds"] = tuple(range(_FIRST_SEED, _FIRST_SEED + f.seeds))
+  return config_lib.changed(config, evaluation=changes)
 
 
 def parse_budgets(text: str, flag: str = "--budgets") -> tuple[int, ...]:
-  """Parses budgets such as "0..8", "0,1,5" or "0..3,8"; `flag` gave them.
+  """Parses budgets such as "0..8", "0,1,5" or "0..3,8".
 
-  Raises app.UsageError if the text has another form.
+  Args:
+    text: the value of a flag.
+    flag: name of the flag, for the error.
+
+  Raises:
+    app.UsageError: the text has another form.
   """
   budgets: list[int] = []
-  for part in text.split(","):
-    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+  for item in text.split(","):
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", item.strip())
     if not match:
       raise app.UsageError(
-        f"{flag}={text}: found {part!r}, expected numbers as 0..8 or 0,1,5."
+        f"{flag}={text}: found {item!r}, expected numbers as 0..8 or 0,1,5."
       )
-    first = int(match[1])
-    budgets += range(first, int(match[2] or first) + 1)
+    low = int(match[1])
+    budgets += range(low, int(match[2] or low) + 1)
   if not budgets:
     raise app.UsageError(f"{flag}={text}: found no budget, expected some.")
   return tuple(budgets)
@@ -239,8 +281,8 @@ def parse_pairs(text: str) -> tuple[str, ...]:
   budgets: list[str] = []
   for grid in text.split(";"):
     units = []
-    for part in grid.split(","):
-      unit, _, caps = part.strip().partition("=")
+    for item in grid.split(","):
+      unit, _, caps = item.strip().partition("=")
       units.append([f"{unit}={cap}" for cap in caps.split("|")])
     budgets += [",".join(caps) for caps in itertools.product(*units)]
   return tuple(budgets)

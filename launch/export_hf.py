@@ -24,12 +24,20 @@ from anysearch_jax.launch import jax_setup, policies
 
 def define_flags() -> None:
   policies.define_checkpoint(required=True)
-  flags.DEFINE_string("output", None, "Folder to write.", required=True)
+  flags.DEFINE_string(
+    "output", None, "Hugging Face folder to write.", required=True
+  )
   flags.DEFINE_enum(
-    "dtype", "bfloat16", ["bfloat16", "float16", "float32"], "Of the weights."
+    "dtype",
+    "bfloat16",
+    ["bfloat16", "float16", "float32"],
+    "Type of the weights in the files.",
   )
   flags.DEFINE_string(
-    "base", "", "Starting policy of a LoRA run; default: as configured."
+    "base",
+    "",
+    "Folder of the starting policy of a LoRA run, if it has moved; default: "
+    "config.policy of the run.",
   )
   flags.DEFINE_string(
     "base_model",
@@ -37,8 +45,12 @@ def define_flags() -> None:
     "owner/name of the starting policy on the hub, for the card; default: as "
     "in the path of the hub's cache.",
   )
-  flags.DEFINE_string("adapter", "", "Also write a LoRA run's PEFT folder.")
-  flags.DEFINE_bool("overwrite", False, "Replace earlier exports.")
+  flags.DEFINE_string(
+    "adapter",
+    "",
+    "Folder for the adapters of a LoRA run, in PEFT's form; default: none.",
+  )
+  flags.DEFINE_bool("overwrite", False, "Replace an earlier export.")
   launch_flags.define_process()
 
 
@@ -49,12 +61,14 @@ def main(argv: Sequence[str]) -> None:
   from anysearch_jax.host import run_lock
   from anysearch_jax.training import checkpoint
 
-  run, wanted = policies.run_of(f.checkpoint)
-  with run_lock.hold(run_lock.beside(f.output)):
+  run, checkpoint_rollout = policies.parse_checkpoint(f.checkpoint)
+  with run_lock.hold(run_lock.path_beside(f.output)):
     try:
       names = ("dtype", "base", "base_model", "adapter", "overwrite")
-      given: dict[str, Any] = {name: f[name].value for name in names}
-      rollout = hf_export.write(run, f.output, rollout=wanted, **given)
+      options: dict[str, Any] = {name: f[name].value for name in names}
+      rollout = hf_export.write(
+        run, f.output, rollout=checkpoint_rollout, **options
+      )
     except checkpoint.DamagedError as error:
       raise ValueError(str(error)) from error
   print(f"policy after {rollout} rollouts: {f.output}")

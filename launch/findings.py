@@ -1,4 +1,4 @@
-"""What a check of `doctor` finds: ok, a warning, or a problem."""
+"""The findings of the checks of `doctor`: ok, a warning, or a problem."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ PROBLEM = "problem"
 
 
 class Finding(NamedTuple):
-  """The result of a check; `todo` says what to do about it."""
+  """The result of a check.
+
+  level: `OK`, `WARNING` or `PROBLEM`.
+  found: sentence or phrase about the state that was found.
+  todo: remedy; "": none is needed.
+  """
 
   level: str
   found: str
@@ -22,7 +27,7 @@ class Finding(NamedTuple):
 ok = functools.partial(Finding, OK)
 warning = functools.partial(Finding, WARNING)
 problem = functools.partial(Finding, PROBLEM)  # Prevents a run.
-Look = Callable[[], Finding | Iterable[Finding]]
+Check = Callable[[], Finding | Iterable[Finding]]
 
 
 def size(count: float) -> str:

@@ -37,14 +37,18 @@ from anysearch_jax.launch import shipped, stopping
 
 _PREFIX = "config."
 _WIDTH = 80
-# What other programs call a setting.
-_OTHERS = {"lr": "learning_rate", "steps": "total_steps", "bs": "questions"}
-_BARE = re.compile("--set_config=[^=]*")
+# Names of settings in other programs, for suggestions.
+_OTHER_NAMES = {
+  "lr": "learning_rate",
+  "steps": "total_steps",
+  "bs": "questions",
+}
+_BARE_OVERRIDE = re.compile("--set_config=[^=]*")
 # absl does not know `-h`.
 _HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
 
 
-# What ends a command with a sentence and no traceback.
+# Errors that end a command with a sentence and no traceback.
 _REFUSALS = (OSError, ValueError, types.EngineError, types.RetrievalError)
 
 
@@ -70,18 +74,27 @@ def run(
     logging.set_verbosity(logging.WARNING)
     disk.hide_tracebacks()
     with stopping.command(resumes=resumes):
-      return called(main, argv, arguments=arguments)
+      return call_command(main, argv, arguments=arguments)
 
   app.run(short, flags_parser=_parse_argv)
 
 
-def called(
+def call_command(
   main: Callable[[Sequence[str]], Any],
   argv: Sequence[str],
   *,
   arguments: bool = True,
 ) -> Any:
-  """Calls a command, and exits with a sentence if it refuses something."""
+  """Calls a command, and exits with a sentence if it refuses its input.
+
+  Args:
+    main: the command.
+    argv: the name of the program, then the arguments that are not flags.
+    arguments: whether the command has such arguments.
+
+  Raises:
+    SystemExit: with 2 if `main` raised UsageError, else with a sentence (1).
+  """
   module = main.__module__
   name = _command() if module == "__main__" else _command_name(module)
   try:
@@ -96,19 +109,40 @@ def called(
 
 def define_listening() -> None:
   """Defines the flags of the services that listen for HTTP."""
-  flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
-  flags.DEFINE_list(
-    "hosts", [], "Its other names, such as a proxy's; needed without keys."
+  flags.DEFINE_string(
+    "host",
+    "127.0.0.1",
+    "Address to listen at; the default is reachable from this machine only, "
+    "0.0.0.0 from others.",
   )
-  flags.DEFINE_float("grace", 30, "Seconds for what is open when stopped.", 0)
+  flags.DEFINE_list(
+    "hosts",
+    [],
+    "Further names under which clients reach the server, such as a proxy's. "
+    "Without keys, requests for other names are refused.",
+  )
+  flags.DEFINE_float(
+    "grace",
+    30,
+    "Seconds that open requests have to finish when the server stops.",
+    0,
+  )
 
 
 def define_process() -> None:
   """Defines `--threads` and `--cache`, for `jax_setup.configure`."""
   flags.DEFINE_integer(
-    "threads", 0, "1: one CPU thread. XLA chooses for any other number.", 0
+    "threads",
+    0,
+    "1: compute on one CPU thread, for several commands on one machine; 0: "
+    "XLA chooses.",
+    0,
   )
-  flags.DEFINE_string("cache", ".jax_cache", "Folder of compiled programs.")
+  flags.DEFINE_string(
+    "cache",
+    ".jax_cache",
+    "Folder that keeps compiled programs for later runs; --cache= keeps none.",
+  )
 
 
 def define_devices() -> None:
@@ -132,7 +166,9 @@ def define_allow_cpu() -> None:
 
 def define_output() -> None:
   """Defines `--output`, for `run_folder`."""
-  flags.DEFINE_string("output", None, "Run folder, else runs/<name>-<seed>.")
+  flags.DEFINE_string(
+    "output", None, "Folder of the run; default: runs/<name>-<seed>."
+  )
 
 
 def define_training() -> None:
@@ -154,9 +190,13 @@ def define_training() -> None:
     "calculated from the last save.",
     0,
   )
-  flags.DEFINE_bool("dry_run", False, "Print what would run, and stop.")
-  flags.DEFINE_bool("wandb", False, "Log to Weights & Biases too.")
-  flags.DEFINE_bool("mlflow", False, "Log to MLflow too.")
+  flags.DEFINE_bool("dry_run", False, "Print what would run, and end.")
+  flags.DEFINE_bool(
+    "wandb", False, "Also log to Weights & Biases (WANDB_API_KEY)."
+  )
+  flags.DEFINE_bool(
+    "mlflow", False, "Also log to MLflow (MLFLOW_TRACKING_URI)."
+  )
   flags.DEFINE_bool(
     "allow_changes",
     False,
@@ -166,7 +206,7 @@ def define_training() -> None:
 
 
 def define_prices(words: str) -> None:
-  """Defines `--prices`, for `priced`; `words` say what they are for."""
+  """Defines `--prices`, for `apply_prices`; `words` end its help text."""
   flags.DEFINE_list(
     "prices",
     [],
@@ -175,13 +215,19 @@ def define_prices(words: str) -> None:
   )
 
 
-def priced(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
-  """Returns a configuration with `--prices`; raises ValueError otherwise."""
-  known = [f"{name}=" for name in ("input", "output", "search")]
-  for each in flags.FLAGS.prices:
-    name, sign, price = each.partition("=")
-    config_settings.require("--prices", name + sign, known)
-    config = override(config, [f"evaluation.{name}_price={price}"])
+def apply_prices(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Returns a configuration with the prices of `--prices`.
+
+  Raises:
+    ValueError: a price has an unknown name or is no number.
+  """
+  expected = [f"{name}=" for name in ("input", "output", "search")]
+  for price_flag in flags.FLAGS.prices:
+    name, sign, dollars = price_flag.partition("=")
+    config_settings.require("--prices", name + sign, expected)
+    config = override(config, [f"evaluation.{name}_price={dollars}"])
   return config
 
 
@@ -198,10 +244,15 @@ def run_folder(
 def define_config(*, required: bool = True) -> None:
   """Defines `--config` and `--method`; call at import, before `run`."""
   flags.DEFINE_string(
-    "config", None, "Python file with get_config() -> ExperimentConfig."
+    "config",
+    None,
+    "Python file whose get_config() returns an ExperimentConfig; FILE:PRESET "
+    "names one of its presets.",
   )
   flags.DEFINE_multi_string(
-    "set_config", [], "Overrides, as --config.<path>=<value> gives them."
+    "set_config",
+    [],
+    "Long form of --config.<path>=<value>, which replaces one setting.",
   )
   flags.DEFINE_string(
     "method",
@@ -210,8 +261,10 @@ def define_config(*, required: bool = True) -> None:
     "your own; sets method.name, episode.prompts and its training's settings.",
   )
   if required:
-    said = f"{no_config()}."
-    flags.register_validator("config", lambda given: given is not None, said)
+    sentence = f"{no_config()}."
+    flags.register_validator(
+      "config", lambda value: value is not None, sentence
+    )
 
 
 def no_config() -> str:
@@ -241,18 +294,19 @@ def read_config() -> config_lib.ExperimentConfig:
       from anysearch_jax.methods import systems  # Imports JAX.
 
       config = systems.select(config, flags.FLAGS.method)
-    was, config = config.method.name, override(config, flags.FLAGS.set_config)
-    if (name := config.method.name) != was:
+    method_before = config.method.name
+    config = override(config, flags.FLAGS.set_config)
+    if (method := config.method.name) != method_before:
       raise ValueError(
-        f"--config.method.name: found {name!r}, which would train with the "
-        f"schedule and the settings of {was!r}; expected --method={name} with "
-        f"a configuration of AnySearch, or --config=configs/methods.py:{name} "
-        "if the system is the project's."
+        f"--config.method.name: found {method!r}, which would train with the "
+        f"schedule and the settings of {method_before!r}; expected "
+        f"--method={method} with a configuration of AnySearch, or "
+        f"--config=configs/methods.py:{method} if the system is the project's."
       )
     if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
     if "prices" in flags.FLAGS:
-      config = priced(config)
+      config = apply_prices(config)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   return dataclasses.replace(config, policy=shipped.find(config.policy))
@@ -275,25 +329,26 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
       "Python file (.py) of yours, or one of the project's in "
       f"{shipped.ROOT / 'configs'}."
     )
-  told = functools.partial(
-    plugins.as_sentence, f"--config={path}", path, kept=(ValueError,)
+  translate_errors = functools.partial(
+    plugins.as_sentence, f"--config={path}", path, reraised=(ValueError,)
   )
-  with told():
+  with translate_errors():
     module = plugins.run_file(path)
   if not hasattr(module, "get_config"):
     raise ValueError(
       f"--config={path}: no get_config() in it; see configs/ for the form."
     )
-  takes = inspect.signature(module.get_config).parameters
-  if preset and not takes:
+  parameters = inspect.signature(module.get_config).parameters
+  if preset and not parameters:
     raise ValueError(f"--config={name}: {path} has no presets; leave it out.")
-  if not preset and any(p.default is p.empty for p in takes.values()):
+  if not preset and any(p.default is p.empty for p in parameters.values()):
     presets = ", ".join(getattr(module, "PRESETS", ()))
+    hint = f", one of {presets}" if presets else ""
     raise ValueError(
       f"--config={name}: found no preset, expected --config={name}:PRESET"
-      f"{presets and f', one of {presets}'}."
+      f"{hint}."
     )
-  with told():
+  with translate_errors():
     config = module.get_config(*preset)
   if not isinstance(config, config_lib.ExperimentConfig):
     raise ValueError(
@@ -324,33 +379,40 @@ def override(
 
 def _replace(node: Any, keys: Sequence[str], text: str, path: str) -> Any:
   hints = typing.get_type_hints(type(node))
-  key, *rest = keys
+  key, *remaining_keys = keys
   if key not in hints:
     raise ValueError(
       f"--{path}: unknown key {key!r}; expected one of "
-      f"{', '.join(sorted(hints))}.{_meant(keys[-1], text)}"
+      f"{', '.join(sorted(hints))}.{_suggestion(keys[-1], text)}"
     )
   child = getattr(node, key)
   if dataclasses.is_dataclass(child):
-    if not rest:
+    if not remaining_keys:
       raise ValueError(f"--{path} is a group; name one of its values.")
-    value = _replace(child, rest, text, path)
-  elif rest:
+    value = _replace(child, remaining_keys, text, path)
+  elif remaining_keys:
     raise ValueError(f"--{path}: {key!r} is a value and has no keys.")
   else:
     value = config_settings.typed(
       hints[key], config_settings.literal(hints[key], text), path
     )
-  return dataclasses.replace(node, **{key: value})
+  changes = {key: value}
+  return dataclasses.replace(node, **changes)
 
 
-def _meant(name: str, value: str) -> str:
+def _suggestion(name: str, value: str) -> str:
   """Returns a question: the setting that a wrong name may mean, or ""."""
   defaults = config_settings.to_dict(config_lib.ExperimentConfig())
   paths = reversed([path for path, _ in config_settings.leaves(defaults)])
-  ends = {path.rpartition(".")[2]: path for path in paths}
-  near = difflib.get_close_matches(_OTHERS.get(name, name), ends, 1, 0.7)
-  return f" Did you mean --config.{ends[near[0]]}={value}?" if near else ""
+  paths_by_end = {path.rpartition(".")[2]: path for path in paths}
+  matches = difflib.get_close_matches(
+    _OTHER_NAMES.get(name, name), paths_by_end, n=1, cutoff=0.7
+  )
+  return (
+    f" Did you mean --config.{paths_by_end[matches[0]]}={value}?"
+    if matches
+    else ""
+  )
 
 
 def _parse_argv(argv: Sequence[str]) -> list[str]:
@@ -364,7 +426,7 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
   for arg in argv[1:]:
     if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX):
       rewritten.append(f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}")
-    elif _BARE.fullmatch(rewritten[-1]) and not arg.startswith("--"):
+    elif _BARE_OVERRIDE.fullmatch(rewritten[-1]) and not arg.startswith("--"):
       rewritten[-1] += f"={arg}"  # As in --config.seed 7.
     else:
       rewritten.append(_HELP.get(arg, arg))
@@ -373,9 +435,9 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     with contextlib.redirect_stdout(printed):
       return flags.FLAGS(rewritten)
   except flags.UnrecognizedFlagError as error:
-    meant = _meant(error.flagname, error.flagvalue.partition("=")[2])
-    is_known = "set_config" in flags.FLAGS
-    _refuse(app.UsageError(f"{error}.{meant if is_known else ''}"))
+    suggestion = _suggestion(error.flagname, error.flagvalue.partition("=")[2])
+    has_config = "set_config" in flags.FLAGS
+    _refuse(app.UsageError(f"{error}.{suggestion if has_config else ''}"))
   except flags.Error as error:
     _refuse(error)
   except SystemExit:
@@ -400,20 +462,20 @@ def _print_config() -> None:
 
 def help_text(config: Any, source: str) -> str:
   """Returns the values of a configuration, from `source`, as flags by group."""
-  parts = [f"configuration flags, with the values of {source}:"]
+  lines = [f"configuration flags, with the values of {source}:"]
   for path, value, meta, sentence in config_settings.listed(config):
     path = f"--config.{path}".rstrip(".")
     if meta is None:
       text = " ".join(sentence.split())
-      parts += ["", textwrap.fill(f"{path}: {text}", _WIDTH)]
+      lines += ["", textwrap.fill(f"{path}: {text}", _WIDTH)]
       continue
     facts = ", ".join(filter(None, (meta.kind, meta.range.words)))
     text = textwrap.fill(f"{sentence} ({facts})", _WIDTH - 6)
-    parts += [f"  {path}={typed(value)}", textwrap.indent(text, " " * 6)]
-  return "\n".join(parts)
+    lines += [f"  {path}={format_value(value)}", textwrap.indent(text, " " * 6)]
+  return "\n".join(lines)
 
 
-def typed(value: Any) -> str:
+def format_value(value: Any) -> str:
   """Returns a value in the form that its flag accepts."""
   if isinstance(value, bool):
     return str(value).lower()

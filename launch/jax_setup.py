@@ -62,9 +62,11 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
   if devices == "cpu":
     os.environ["JAX_PLATFORMS"] = "cpu"
   platform = platforms.expected()
-  flags = merged(XLA_FLAGS.get(platform, {}), os.environ.get("XLA_FLAGS", ""))
+  flags = merge_xla_flags(
+    XLA_FLAGS.get(platform, {}), os.environ.get("XLA_FLAGS", "")
+  )
   if threads == 1:
-    flags = merged(ONE_THREAD, flags)
+    flags = merge_xla_flags(ONE_THREAD, flags)
     # XLA's pool would otherwise have a thread for each core. Kernels that it
     # hands from one to the other cost a decode call a seventh of its time.
     os.environ.setdefault("PJRT_NPROC", "1")
@@ -90,13 +92,17 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def merged(flags: Mapping[str, str], given: str) -> str:
-  """Returns the value of XLA_FLAGS: `given`, and the flags that it lacks."""
-  names = {part.lstrip("-").partition("=")[0] for part in given.split()}
+def merge_xla_flags(flags: Mapping[str, str], user_flags: str) -> str:
+  """Returns the value of XLA_FLAGS: the user's, and the flags that it lacks."""
+  user_names = {
+    part.lstrip("-").partition("=")[0] for part in user_flags.split()
+  }
   added = [
-    f"--{name}={value}" for name, value in flags.items() if name not in names
+    f"--{name}={value}"
+    for name, value in flags.items()
+    if name not in user_names
   ]
-  return " ".join([*given.split(), *added])
+  return " ".join([*user_flags.split(), *added])
 
 
 def _keep_freed_memory() -> None:
@@ -113,7 +119,10 @@ def _keep_freed_memory() -> None:
     mallopt = ctypes.CDLL(None).mallopt
   except (AttributeError, OSError, TypeError):
     return
-  trim_threshold, mmap_max, arena_max = -1, -4, -8  # From glibc's malloc.h.
+  # Options of glibc's malloc.h.
+  trim_threshold = -1
+  mmap_max = -4
+  arena_max = -8
   mallopt(trim_threshold, 2**31 - 1)
   mallopt(mmap_max, 0)
   mallopt(arena_max, 1)  # One arena, so threads reuse each other's memory.
@@ -136,11 +145,17 @@ def cpu_problem(a: architecture_lib.Architecture) -> str:
   size = parameters.count(table.rows(a))
   if size < FULL_SIZE or jax.default_backend() != "cpu":
     return ""
-  there = [p.upper() for p in ("cuda", "tpu") if platforms.has_device(p)]
-  has = f"this machine has a {' and a '.join(there)} device" if there else ""
+  platform_names = [
+    p.upper() for p in ("cuda", "tpu") if platforms.has_device(p)
+  ]
+  device_clause = ""
+  if platform_names:
+    device_clause = (
+      f", although this machine has a {' and a '.join(platform_names)} device"
+    )
   return (
     f"found a policy of {size / 1e9:.1f} billion parameters, and JAX computes "
-    f"on the CPU{f', although {has}' if has else ''}; expected a GPU or a TPU"
+    f"on the CPU{device_clause}; expected a GPU or a TPU"
   )
 
 
@@ -150,9 +165,9 @@ def refuse_cpu(a: architecture_lib.Architecture, *, allow: bool) -> None:
   Raises:
     ValueError: JAX computes on the CPU.
   """
-  if not allow and (found := cpu_problem(a)):
+  if not allow and (reason := cpu_problem(a)):
     raise ValueError(
-      f"{found}. launch.doctor says which plug-in is missing or failed "
+      f"{reason}. launch.doctor says which plug-in is missing or failed "
       "(docs/one_gpu.md has the commands that install it); --allow_cpu "
       "computes on the CPU all the same."
     )

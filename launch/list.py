@@ -34,16 +34,16 @@ def main(argv: Sequence[str]) -> None:
     "plug-ins": _plug_ins,
     "environments": _environments,
     "retrievers": lambda: [
-      each.sentence
-      for each in config_settings.listed(CONFIG.retrieval)
-      if each.path == "kind"
+      setting.sentence
+      for setting in config_settings.listed(CONFIG.retrieval)
+      if setting.path == "kind"
     ],
     "settings": lambda: [launch_flags.help_text(CONFIG, "the paper")],
   }
-  wrong = [name for name in argv[1:] if name not in sections]
-  if wrong:
+  unknown = [name for name in argv[1:] if name not in sections]
+  if unknown:
     raise app.UsageError(
-      f"Found {wrong[0]!r}, expected some of {', '.join(sections)}."
+      f"Found {unknown[0]!r}, expected some of {', '.join(sections)}."
     )
   for name in argv[1:] or list(sections)[:-1]:
     print(f"{name}:")
@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> None:
     print()
   if not argv[1:]:
     print("One of your own is `module:NAME` or `path/to/file.py:NAME`:")
-    for setting, what in parts.OWN.items():
-      print(f"  {_SHORT.get(setting, f'--config.{setting}')}: {what}")
+    for setting, meaning in parts.OWN.items():
+      print(f"  {_SHORT.get(setting, f'--config.{setting}')}: {meaning}")
     print(
       "  --scripted: a function (config, source), which returns an engine and "
       "its codec"

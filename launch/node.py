@@ -48,11 +48,11 @@ from anysearch_jax.rollout.servers import sglang
 _SERVER_PYTHON = ".venv-sglang/bin/python"
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
 # Flags that the command of a role has in another form, or not at all.
-_RESOLVED = ("config", "set_config", "output", "dry_run")
-_CPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+_NOT_PASSED = ("config", "set_config", "output", "dry_run")
+_CPU_ENV = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
 
 
-def parts_of(
+def run_parts(
   config: config_lib.ExperimentConfig,
   trainer: Sequence[str],
   *,
@@ -64,12 +64,12 @@ def parts_of(
   """Returns the parts of a run on this node.
 
   Args:
-    config: as resolved, before the overrides added here.
+    config: the resolved configuration, before the overrides added here.
     trainer: the command of the trainer, with the flags that make `config`.
-    serves: whether servers sample; otherwise the trainer itself.
-    servers: how many of them to start, which share the GPUs equally; None: one
-      for every two GPUs, or for each that it shares with the trainer.
-    port: port of the first server; the others follow it.
+    serves: whether servers sample; otherwise the trainer itself does.
+    servers: number of servers to start, which share the GPUs equally; None: one
+      for every two GPUs, or one for each GPU that the trainer shares.
+    port: port of the first server; the others take the next ones.
     retriever_port: port of the retriever.
 
   Returns:
@@ -86,19 +86,20 @@ def parts_of(
     services.append(retriever)
     overrides["retrieval.kind"] = "http"
     overrides["retrieval.url"] = retriever.health.removesuffix("/health")
-    overrides["retrieval.index"] = overrides["retrieval.encoder"] = ""
+    overrides["retrieval.index"] = ""
+    overrides["retrieval.encoder"] = ""
   if serves:
-    trains = config.mesh.trainer or tuple(range(config.mesh.size))
+    trainer_gpus = config.mesh.trainer or tuple(range(config.mesh.size))
     rollout = config.mesh.rollout
     if config.sglang.colocated:
-      rollout = rollout or trains
+      rollout = rollout or trainer_gpus
       servers = len(rollout) if servers is None else servers
       env |= jax_setup.SHARED_MEMORY
     shares = shared_gpus(rollout, servers)
-    if shares and not env and set(trains) & set(rollout):
+    if shares and not env and set(trainer_gpus) & set(rollout):
       raise ValueError(
-        f"mesh.rollout: found {rollout} for the servers and {trains} for the "
-        "trainer; expected GPUs that are not the trainer's, or "
+        f"mesh.rollout: found {rollout} for the servers and {trainer_gpus} for "
+        "the trainer; expected GPUs that are not the trainer's, or "
         "sglang.colocated=true, with which they take turns."
       )
     urls = list(config.sglang.urls)
@@ -117,11 +118,13 @@ def parts_of(
     overrides["engine.kind"] = "sglang"
     overrides["sglang.urls"] = ",".join(urls)
     # CUDA_VISIBLE_DEVICES hides the other GPUs, so the trainer's count from 0.
-    overrides["mesh.trainer"] = _indices(range(len(trains)))
+    overrides["mesh.trainer"] = _indices(range(len(trainer_gpus)))
     overrides["mesh.rollout"] = "()"
-    env = {"CUDA_VISIBLE_DEVICES": _indices(trains)} | env
-  words = [f"--config.{name}={value}" for name, value in overrides.items()]
-  return services, supervisor.Part("trainer", (*trainer, *words), env)
+    env = {"CUDA_VISIBLE_DEVICES": _indices(trainer_gpus)} | env
+  override_flags = [
+    f"--config.{name}={value}" for name, value in overrides.items()
+  ]
+  return services, supervisor.Part("trainer", (*trainer, *override_flags), env)
 
 
 def samples_by_servers(
@@ -146,7 +149,7 @@ def _retriever(
   if retrieval.encoder:
     command.append(f"--encoder={retrieval.encoder}")
   health = f"http://127.0.0.1:{port}/health"
-  return supervisor.Part("retriever", tuple(command), _CPU, health=health)
+  return supervisor.Part("retriever", tuple(command), _CPU_ENV, health=health)
 
 
 def shared_gpus(
@@ -183,12 +186,12 @@ def server(
   """Returns an SGLang server.
 
   Args:
-    config: the run's.
-    name: of the part.
+    config: configuration of the run.
+    name: name of the part.
     gpus: the numbers of its GPUs, as 4,5.
-    size: how many these are.
-    port: where it listens.
-    host: the address there.
+    size: number of its GPUs.
+    port: port to listen at.
+    host: address to listen at.
   """
   script = shipped.find("launch/serve_sglang.sh")
   command = [script, config.policy, port, "--dtype", config.compute_dtype]
@@ -210,14 +213,16 @@ def server(
     env["DELTAS"] = config.sglang.weights
   health = f"http://127.0.0.1:{port}/health"
   # The trainer waits for a restarted server and sends it the weights.
-  return supervisor.Part(name, tuple(command), env, health, _RESTARTS)
+  return supervisor.Part(
+    name, tuple(command), env, health=health, restarts=_RESTARTS
+  )
 
 
 def _indices(values: Sequence[int]) -> str:
   return ",".join(map(str, values))
 
 
-def as_trained(
+def trainer_config(
   config: config_lib.ExperimentConfig, *, serves: bool
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration as the trainer has it, except for its addresses."""
@@ -237,42 +242,64 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "servers",
     None,
-    "SGLang servers on a node; default: one for two GPUs of mesh.rollout, "
-    "or for each that it shares. 0: those of sglang.urls are used.",
+    "SGLang servers to start on a node, which share mesh.rollout equally; "
+    "default: one for every two GPUs, or one for each GPU that the trainer "
+    "shares. 0: start none and use those of sglang.urls.",
     lower_bound=0,
   )
-  flags.DEFINE_integer("port", 30000, "Of the first server.", 1, 65535)
-  flags.DEFINE_integer("retriever_port", 8000, "Of the retriever.", 1, 65535)
-  flags.DEFINE_float("deadline", 1800, "Seconds for servers to be ready.", 0)
+  flags.DEFINE_integer(
+    "port",
+    30000,
+    "TCP port of the first SGLang server; the others take the next ones.",
+    1,
+    65535,
+  )
+  flags.DEFINE_integer(
+    "retriever_port",
+    8000,
+    "TCP port of the retriever that serves retrieval.index.",
+    1,
+    65535,
+  )
+  flags.DEFINE_float(
+    "deadline",
+    1800,
+    "Seconds within which all servers must be ready; raise it for large "
+    "policies on slow disks.",
+    0,
+  )
 
 
-def _passed(module: str) -> list[str]:
+def _flags_to_pass(module: str) -> list[str]:
   """Returns the flags of a module that are given, for another command."""
   f = flags.FLAGS
-  given = [flag for flag in f.flags_by_module_dict()[module] if flag.present]
+  present_flags = [
+    flag for flag in f.flags_by_module_dict()[module] if flag.present
+  ]
   return sorted(
     f"--{flag.name}={flag.value}"
-    for flag in given
-    if flag.name not in _RESOLVED
+    for flag in present_flags
+    if flag.name not in _NOT_PASSED
   )
 
 
 def main(argv: Sequence[str]) -> int:
-  config, f = launch_flags.read_config(), flags.FLAGS
+  config = launch_flags.read_config()
+  f = flags.FLAGS
   output = launch_flags.run_folder(config, f.output)
-  words = [
+  arguments = [
     f"--config={f.config}",
     *(f"--config.{assignment}" for assignment in f.set_config),
     f"--output={output}",
-    *_passed(launch_flags.__name__),
+    *_flags_to_pass(launch_flags.__name__),
   ]
   serves = samples_by_servers(config, f.set_config)
   training = 1
   if f.nodes > 1 and not f.target:
     raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
   if f.nodes > 1:
-    others = serves and f.servers != 0  # Nodes with servers.
-    training = cluster.trainers(config.mesh, serves=others)
+    has_server_nodes = serves and f.servers != 0  # Nodes with servers.
+    training = cluster.trainer_nodes(config.mesh, serves=has_server_nodes)
   with captured_stderr.standard_error():  # JAX warns of missing plugins.
     import jax
 
@@ -281,9 +308,9 @@ def main(argv: Sequence[str]) -> int:
   from anysearch_jax.methods import systems  # Imports JAX.
 
   # Checked here, because servers take long to start.
-  trained = as_trained(config, serves=serves)
-  systems.validate(trained, processes=training)
-  run_history.check(output, trained, allow=f.allow_changes)
+  trained_config = trainer_config(config, serves=serves)
+  systems.validate(trained_config, processes=training)
+  run_history.check_config(output, trained_config, allow=f.allow_changes)
   if f.nodes > 1:
     shares = shared_gpus(tuple(range(f.gpus)), f.servers if serves else 0)
     part = server(
@@ -296,32 +323,34 @@ def main(argv: Sequence[str]) -> int:
     )
     cluster.write(
       config,
-      words,
+      arguments,
       output,
       training=training,
       server=part if serves else None,
       shares=shares,
     )
     return 0
-  services, main_part = parts_of(
+  services, main_part = run_parts(
     config,
-    [*shipped.python(), "-m", "anysearch_jax.launch.train", *words],
+    [*shipped.python(), "-m", "anysearch_jax.launch.train", *arguments],
     serves=serves,
     servers=f.servers,
     port=f.port,
     retriever_port=f.retriever_port,
   )
   if f.target:  # One node, on which this command runs.
-    words += _passed(f.find_module_defining_flag("servers"))
-    cluster.write(config, words, output)
+    module = f.find_module_defining_flag("servers")
+    assert module is not None  # `define_flags` was called.
+    arguments += _flags_to_pass(module)
+    cluster.write(config, arguments, output)
     return 0
   logs = output / "logs"
   if f.dry_run:
-    # As a user can run them by hand.
+    # The commands, in a form that a user can run by hand.
     for part in (*services, main_part):
       ready = f"; ready when {part.health} answers" if part.health else ""
       print(f"# {part.name}, log {logs / part.name}.log{ready}")
-      print(part.shown())
+      print(part.shell_text())
     return 0
   if not pathlib.Path(config.policy, "config.json").is_file():
     raise ValueError(

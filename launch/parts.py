@@ -34,28 +34,34 @@ class WorldSource(typing.NamedTuple):
   def questions(
     self, split: str, count: int, seed: int
   ) -> Sequence[types.Question]:
-    """Returns the training stream: `count` questions of a split."""
+    """Returns the training stream.
+
+    Args:
+      split: split of the world, such as "train".
+      count: number of questions.
+      seed: seed of their order.
+    """
     return self.world.questions(split, count, seed)
 
   def evaluation_questions(
-    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+    self, datasets: Sequence[str] = (), per_dataset: int = 0, *, split: str = ""
   ) -> list[types.Question]:
     """Returns evaluation questions; a smaller set is a prefix of a larger one.
 
     Args:
       datasets: "world" or nothing, because the world is the only dataset.
-      each: number of questions; 0 returns 1000 (600 of "dev").
+      per_dataset: number of questions of each dataset; 0 returns 1000 (600 of "dev").
       split: a split of the world; "" is "held-out".
 
     Raises:
       ValueError: a dataset or the split is unknown.
     """
-    if others := set(datasets) - {"world"}:
+    if unknown := set(datasets) - {"world"}:
       raise ValueError(
-        f"Dataset {min(others)!r}: data.source 'world' has only 'world'; "
+        f"Dataset {min(unknown)!r}: data.source 'world' has only 'world'; "
         "prepared ones need data.source=prepared and data.path."
       )
-    return self.world.evaluation_questions(each, split or "held-out")
+    return self.world.evaluation_questions(per_dataset, split or "held-out")
 
 
 def source(config: config_lib.ExperimentConfig) -> Source:
@@ -85,17 +91,17 @@ def source(config: config_lib.ExperimentConfig) -> Source:
       from anysearch_jax.data import prepared
 
       is_file = pathlib.Path(config.data.path).is_file()
-      read = prepared.QuestionFile if is_file else prepared.Prepared
-      return read(config.data.path)
-    case other:
-      if not plugins.is_name(other):
+      source_class = prepared.QuestionFile if is_file else prepared.Prepared
+      return source_class(config.data.path)
+    case plugin:
+      if not plugins.is_name(plugin):
         raise ValueError(
-          f"data.source: found {other!r}, expected 'world', 'prepared' or "
+          f"data.source: found {plugin!r}, expected 'world', 'prepared' or "
           "file.py:NAME."
         )
       from anysearch_jax.data import prepared
 
-      return prepared.OwnQuestions(other)
+      return prepared.OwnQuestions(plugin)
 
 
 def world_source(data: config_lib.DataConfig, retriever: str) -> WorldSource:
@@ -122,13 +128,15 @@ def world_source(data: config_lib.DataConfig, retriever: str) -> WorldSource:
     lexical,  # Imported late: computes with JAX at import.
   )
 
-  made = made_world(data)
-  retriever_ = lexical.LexicalRetriever(made.corpus, reads=made.searched)
-  return WorldSource(made, retriever_)
+  world = generated_world(data)
+  lexical_retriever = lexical.LexicalRetriever(
+    world.corpus, reads=world.searched
+  )
+  return WorldSource(world, lexical_retriever)
 
 
 @functools.cache
-def made_world(data: config_lib.DataConfig) -> world_lib.World:
+def generated_world(data: config_lib.DataConfig) -> world_lib.World:
   """Returns the generated world."""
   # Imported late, because it computes with JAX at import.
   from anysearch_jax.world import world as world_lib
@@ -143,25 +151,28 @@ def provenance(
 ) -> dict[str, typing.Any]:
   """Returns the inputs of a run with their hashes, and package versions.
 
-  `retriever` is None in a process that samples nothing.
+  Args:
+    config: configuration of the run.
+    retriever: None in a process that samples nothing.
+    questions: the questions that the run trains on.
   """
-  asked = {"source": config.data.source, "split": config.data.split}
+  question_source = {"source": config.data.source, "split": config.data.split}
   packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
   return {
     "policy": policy(config.policy),
-    "questions": asked | hashed(questions),
+    "questions": question_source | questions_digest(questions),
     "evidence": _evidence(config.method.name, questions),
     "world": world(config.data),
     "retriever": None
     if retriever is None
     else retriever.identity(sorted({q.corpus for q in questions})),
-    "own": own(config),
+    "own": user_code(config),
     "prompts": prompts(config.episode),
     "packages": {name: importlib.metadata.version(name) for name in packages},
   }
 
 
-def hashed(questions: Sequence[types.Question]) -> dict[str, object]:
+def questions_digest(questions: Sequence[types.Question]) -> dict[str, object]:
   """Returns the number of questions, and the hash of their texts."""
   digest = hashlib.sha256()
   for q in questions:
@@ -173,7 +184,7 @@ def hashed(questions: Sequence[types.Question]) -> dict[str, object]:
 def _evidence(
   method: str, questions: Sequence[types.Question]
 ) -> dict[str, object] | None:
-  """Returns the hash of what a system's rewards of searches compare with."""
+  """Returns the hash of the evidence that rewards of searches compare with."""
   from anysearch_jax.data import evidence
   from anysearch_jax.methods import systems  # Imports JAX.
 
@@ -189,7 +200,7 @@ def world(data: config_lib.DataConfig) -> dict[str, object] | None:
   """Names the generated world; None for other people's questions."""
   if data.source != "world":
     return None
-  return made_world(data).identity
+  return generated_world(data).identity
 
 
 def policy(folder: str) -> dict[str, object]:
@@ -211,20 +222,25 @@ def prompts(episode: config_lib.EpisodeConfig) -> dict[str, object] | None:
   texts = systems.texts(episode)
   if texts is None:
     return None
-  noted: dict[str, object] = {
+  texts_record: dict[str, object] = {
     "environment": episode.prompts,
     "file": texts.file,
     "sha256": texts.sha256,
   }
   if episode.budget_file:
     env = systems.of_episode(episode)
-    stated = units.texts(env.units).sha256 if env.states_caps else units.SILENT
-    noted["budget"] = {"file": episode.budget_file, "sha256": stated}
-  return noted
+    budget_hash = (
+      units.texts(env.units).sha256 if env.states_caps else units.SILENT
+    )
+    texts_record["budget"] = {
+      "file": episode.budget_file,
+      "sha256": budget_hash,
+    }
+  return texts_record
 
 
-# What users can write themselves, as `module:NAME` or `file.py:NAME`: the
-# setting, and what the name has to be.
+# Settings that name a user's own code, as `module:NAME` or `file.py:NAME`, and
+# what that has to be.
 OWN = {
   "method.name": "a system, anysearch_jax.Method(...)",
   "reward.function": "a function (outcomes, config)",
@@ -236,25 +252,24 @@ OWN = {
 }
 
 
-def own(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
-  """Returns the name and the hash of what the user wrote, by setting."""
-  found = {}
+def user_code(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
+  """Returns the names and file hashes of the user's own code, by setting."""
+  hashes_by_setting = {}
   for setting in OWN:
     group, _, field = setting.partition(".")
     value = getattr(getattr(config, group), field)
-    names = (
-      {f"{setting}.{t}": n for t, n in (each.split("=", 1) for each in value)}
-      if isinstance(value, tuple)
-      else {setting: value}
-    )
+    names = {setting: value}
+    if isinstance(value, tuple):  # TOOL=NAME, of each tool.
+      pairs = [assignment.split("=", 1) for assignment in value]
+      names = {f"{setting}.{tool}": name for tool, name in pairs}
     for key, name in names.items():
       name, _, environment = name.partition("#")
       # An environment of the run's own system is in its file.
       if environment and name == config.method.name:
         continue
       if plugins.is_name(name):
-        loaded = plugins.load(
+        plugin = plugins.load(
           name, setting=key, expected=OWN[setting], fits=lambda _: True
         )
-        found[key] = {"name": name, "sha256": loaded.sha256}
-  return found
+        hashes_by_setting[key] = {"name": name, "sha256": plugin.sha256}
+  return hashes_by_setting

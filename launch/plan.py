@@ -46,14 +46,18 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "episode_tokens",
     None,
-    "Of an average episode, with passages; default: 2,560, or a shorter row.",
+    "Tokens of an average episode, with its passages; default: 2,560, or the "
+    "row length if that is shorter. Seconds of a step depend on it.",
   )
   flags.DEFINE_integer(
     "generated_tokens",
     None,
-    "Of --episode_tokens, those sampled; default: 800, or half if less.",
+    "How many of --episode_tokens are sampled; default: 800, or half of them "
+    "if that is less.",
   )
-  flags.DEFINE_string("json", None, "File that the plan is written to.")
+  flags.DEFINE_string(
+    "json", None, "Also write the plan to this file, as JSON."
+  )
 
 
 def main(argv) -> None:
@@ -101,18 +105,18 @@ def read_architecture(policy: str):
   Raises:
     ValueError: the folder has no config.json and the name is unknown.
   """
-  from anysearch_jax.policy import architecture
+  from anysearch_jax.policy import hf_architecture
 
   for path in (
     pathlib.Path(policy) / "config.json",
     _SHAPES / f"{pathlib.Path(policy).name}.json",
   ):
     if path.is_file():
-      return architecture.from_hf(json_files.read(path))
-  known = ", ".join(sorted(path.stem for path in _SHAPES.glob("*.json")))
+      return hf_architecture.from_hf(json_files.read(path))
+  shape_names = ", ".join(sorted(path.stem for path in _SHAPES.glob("*.json")))
   raise ValueError(
-    f"policy: {policy!r} is no folder with a config.json, nor one of {known} "
-    "in configs/shapes/."
+    f"policy: {policy!r} is no folder with a config.json, nor one of "
+    f"{shape_names} in configs/shapes/."
   )
 
 

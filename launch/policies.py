@@ -27,13 +27,13 @@ if typing.TYPE_CHECKING:
 _KINDS = ("hf", "checkpoint", "scripted")
 
 
-class Chosen(typing.NamedTuple):
+class PolicyChoice(typing.NamedTuple):
   """The policy that the flags name.
 
   Attributes:
     kind: `hf`, `checkpoint`, `scripted` or `openai`.
-    name: of the policy; MODEL@URL for `openai`.
-    endpoint: for `openai`, how the model is asked.
+    name: folder or name of the policy; MODEL@URL for `openai`.
+    endpoint: the opened model of `openai`; None for other kinds.
   """
 
   kind: str
@@ -41,7 +41,7 @@ class Chosen(typing.NamedTuple):
   endpoint: endpoints.Opened | None = None
 
   @property
-  def local(self) -> bool:
+  def is_local(self) -> bool:
     """Whether the policy's weights are here, for an engine of `config`."""
     return self.kind in ("hf", "checkpoint")
 
@@ -50,15 +50,27 @@ def define_flags() -> None:
   """Defines the flags of a configuration, documents and a policy."""
   launch_flags.define_config(required=False)
   documents.define_flags()
-  flags.DEFINE_string("hf", None, "Hugging Face folder, else config.policy.")
+  flags.DEFINE_string(
+    "hf", None, "Hugging Face folder of the policy; default: config.policy."
+  )
   flags.DEFINE_alias("policy", "hf")
   define_checkpoint()
-  flags.DEFINE_list("sglang", [], "SGLang servers that sample one of these.")
-  flags.DEFINE_string(
-    "openai", None, "Address of a server with OpenAI's interface (/v1)."
+  flags.DEFINE_list(
+    "sglang",
+    [],
+    "Addresses of SGLang servers that sample the policy of --hf or "
+    "--checkpoint, separated by commas; default: an engine in this process.",
   )
   flags.DEFINE_string(
-    "openai_model", "", "The model's name there; default: its only one."
+    "openai",
+    None,
+    "Address of a server with OpenAI's interface, such as "
+    "http://127.0.0.1:11434/v1, whose model is the policy.",
+  )
+  flags.DEFINE_string(
+    "openai_model",
+    "",
+    "Name of the model at --openai; default: the only one that it serves.",
   )
   flags.DEFINE_enum(
     "openai_calls",
@@ -86,18 +98,19 @@ def define_flags() -> None:
 
 
 def define_checkpoint(*, required: bool = False) -> None:
-  """Defines `--checkpoint`, for `run_of`."""
+  """Defines `--checkpoint`, for `parse_checkpoint`."""
   flags.DEFINE_string(
     "checkpoint",
     None,
-    "A run's folder, or RUN@N: after N rollouts; default: the newest sound.",
+    "Folder of a training run, whose newest undamaged checkpoint is taken; "
+    "RUN@N is the checkpoint after N rollouts.",
     required=required,
   )
 
 
 def read_flags(
   config: config_lib.ExperimentConfig,
-) -> tuple[config_lib.ExperimentConfig, Chosen]:
+) -> tuple[config_lib.ExperimentConfig, PolicyChoice]:
   """Returns a configuration that names the policy of the flags, and the policy.
 
   Raises:
@@ -105,39 +118,41 @@ def read_flags(
     ValueError: a value of the configuration is invalid.
   """
   f = flags.FLAGS
-  named = (
-    [Chosen("openai", "?")]
-    if f.openai
-    else [Chosen(kind, name) for kind in _KINDS if (name := getattr(f, kind))]
-  ) or [Chosen("hf", config.policy)]
-  if len(named) > 1 or not named[0].name:
+  choices = [
+    PolicyChoice(kind, getattr(f, kind)) for kind in _KINDS if getattr(f, kind)
+  ]
+  if f.openai:  # --hf may then name the model's tokenizer.
+    choices = [PolicyChoice("openai", "?")]
+  elif not choices:
+    choices = [PolicyChoice("hf", config.policy)]
+  if len(choices) > 1 or not choices[0].name:
     raise app.UsageError(
-      f"Found {len([n for n in named if n.name])} policies, expected one of "
+      f"Found {len([n for n in choices if n.name])} policies, expected one of "
       "--openai=URL (Ollama, llama.cpp, vLLM, SGLang or a hosted model), "
       "--hf=FOLDER, --checkpoint=RUN and --scripted, or config.policy. With "
       "--sglang=URL, --hf names the folder that the servers serve."
     )
-  (chosen,) = named
-  if chosen.kind == "hf":
-    chosen = chosen._replace(name=shipped.find(chosen.name))
-  config = dataclasses.replace(config, policy=chosen.name)
-  config = served(config, f.sglang)
+  (choice,) = choices
+  if choice.kind == "hf":
+    choice = choice._replace(name=shipped.find(choice.name))
+  config = dataclasses.replace(config, policy=choice.name)
+  config = with_servers(config, f.sglang)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
-  validation.check(config, trains=False, samples=chosen.local)
+  validation.check(config, trains=False, samples=choice.is_local)
   retrievers.validate(config.retrieval)
-  if chosen.kind != "openai":
-    return config, chosen
-  opened = _opened(config)
+  if choice.kind != "openai":
+    return config, choice
+  opened = _open_endpoint(config)
   config = config_lib.changed(
     config, policy=opened.name, episode={"prompts": opened.prompts}
   )
-  return config, Chosen("openai", opened.name, opened)
+  return config, PolicyChoice("openai", opened.name, opened)
 
 
-def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
+def _open_endpoint(config: config_lib.ExperimentConfig) -> endpoints.Opened:
   """Returns the model of --openai.
 
-  What the server was asked and decided is printed on standard error.
+  If the server was probed, the result is printed on standard error.
   """
   # Imported late: a training needs no HTTP.
   from anysearch_jax.rollout import endpoints
@@ -149,16 +164,16 @@ def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
         f"--openai and --{name}: expected one of them; --hf may name the "
         "tokenizer of --openai."
       )
-  named = endpoints.Endpoint(
-    f.openai,
-    f.openai_model,
-    f.openai_calls,
-    shipped.find(f.hf) if f.hf else "",
-    f.openai_key_variable,
+  endpoint = endpoints.Endpoint(
+    url=f.openai,
+    model=f.openai_model,
+    calls=f.openai_calls,
+    tokenizer=shipped.find(f.hf) if f.hf else "",
+    key_variable=f.openai_key_variable,
   )
   try:
     opened = endpoints.opened(
-      named,
+      endpoint,
       episode=config.episode,
       sampling=config.sampling,
       concurrency=config.engine.slots,
@@ -166,12 +181,12 @@ def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
   except ValueError as error:
     raise app.UsageError(f"--openai: {error}") from error
   if opened.why:
-    how = endpoints.CALLS[opened.identity.get("calls", endpoints.COMPLETIONS)]
-    print(f"{opened.name}: {how} ({opened.why}).", file=sys.stderr)
+    calls = endpoints.CALLS[opened.identity.get("calls", endpoints.COMPLETIONS)]
+    print(f"{opened.name}: {calls} ({opened.why}).", file=sys.stderr)
   return opened
 
 
-def served(
+def with_servers(
   config: config_lib.ExperimentConfig, urls: Sequence[str]
 ) -> config_lib.ExperimentConfig:
   """Returns the configuration, with the SGLang servers at `urls` if any.
@@ -210,8 +225,8 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
   return hf.describe(config.policy)
 
 
-def check(
-  chosen: Chosen,
+def check_playable(
+  choice: PolicyChoice,
   config: config_lib.ExperimentConfig,
   source: parts.Source | None,
   questions: Sequence[types.Question],
@@ -220,7 +235,12 @@ def check(
 ) -> None:
   """Checks that a policy can be asked questions, before its weights are read.
 
-  With `allow_cpu` a policy of full size may be played on a CPU.
+  Args:
+    choice: the policy, as `read_flags` returned it.
+    config: the configuration that names it.
+    source: source of the questions, which scripted policies need.
+    questions: questions whose prompts must fit.
+    allow_cpu: whether a policy of full size may be played on a CPU.
 
   Raises:
     ValueError: the policy cannot be played in this configuration.
@@ -233,19 +253,19 @@ def check(
       "against the real retriever."
     )
   codec: Any
-  if chosen.kind == "scripted":
-    _scripted(chosen.name, source)
+  if choice.kind == "scripted":
+    _scripted(choice.name, source)
     return
-  if chosen.endpoint is not None:
-    codec = chosen.endpoint.codec
+  if choice.endpoint is not None:
+    codec = choice.endpoint.codec
   else:
     # Imported late: a model elsewhere needs none of the policy's rooms.
     from anysearch_jax.launch import jax_setup
     from anysearch_jax.training import placement
 
-    folder = chosen.name
-    if chosen.kind == "checkpoint":
-      run, _ = run_of(chosen.name)
+    folder = choice.name
+    if choice.kind == "checkpoint":
+      run, _ = parse_checkpoint(choice.name)
       if not (run / "source").is_dir():
         raise ValueError(
           f"{run}: no source/; expected the folder of a training run."
@@ -266,31 +286,31 @@ def check(
   )
 
 
-def identity(chosen: Chosen) -> dict[str, Any]:
+def identity(choice: PolicyChoice) -> dict[str, Any]:
   """Returns values that identify the policy, with the hash of its weights.
 
   Raises:
     ValueError: there is no such policy.
   """
-  match chosen.kind:
+  match choice.kind:
     case "hf":
-      return parts.policy(chosen.name)
+      return parts.policy(choice.name)
     case "scripted":
-      return {"scripted": chosen.name}
+      return {"scripted": choice.name}
     case "openai":
-      assert chosen.endpoint is not None
-      return chosen.endpoint.identity
+      assert choice.endpoint is not None
+      return choice.endpoint.identity
   from anysearch_jax.training import checkpoint
 
-  run, rollout = run_of(chosen.name)
+  run, rollout = parse_checkpoint(choice.name)
   try:
     rollout = checkpoint.sound(run / "checkpoints", rollout)
   except (FileNotFoundError, checkpoint.DamagedError) as error:
     raise ValueError(str(error)) from error
-  listed = json.loads(
+  manifest = json.loads(
     (run / "checkpoints" / str(rollout) / checkpoint.MANIFEST).read_text()
   )
-  params = {k: v for k, v in listed.items() if k.startswith("params/")}
+  params = {k: v for k, v in manifest.items() if k.startswith("params/")}
   return {
     "checkpoint": str(run),
     "rollout": rollout,
@@ -300,77 +320,84 @@ def identity(chosen: Chosen) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def player(
-  chosen: Chosen,
+  choice: PolicyChoice,
   config: config_lib.ExperimentConfig,
   source: parts.Source | None,
 ) -> Iterator[harness.Player]:
   """Yields the policy that `read_flags` returned with its engine.
 
-  A model elsewhere has then replied once. Scripted policies may use `source`,
-  that of the questions.
+  A model elsewhere has then replied once.
+
+  Args:
+    choice: the policy.
+    config: the configuration that names it.
+    source: source of the questions, which scripted policies may use.
 
   Raises:
     ValueError: the policy cannot be loaded, or the server's key is missing.
-      types.EngineError: the servers cannot be used.
+    types.EngineError: the servers cannot be used.
   """
   from anysearch_jax.evaluation import harness
 
   engine: Any
   codec: Any
-  if chosen.kind == "scripted":
-    yield harness.Player(*_scripted(chosen.name, source)(config, source))
+  if choice.kind == "scripted":
+    yield harness.Player(*_scripted(choice.name, source)(config, source))
     return
-  if chosen.endpoint is not None:
-    engine, codec = chosen.endpoint.engine, chosen.endpoint.codec
+  if choice.endpoint is not None:
+    engine = choice.endpoint.engine
+    codec = choice.endpoint.codec
   else:
     from anysearch_jax.rollout import engines
 
-    policy = _policy(chosen, config)
+    policy = _policy(choice, config)
     engine = engines.make(
       policy, config, seed=harness.ENGINE_SEED, trains=False
     )
     codec = policy.tokenizer
   try:
-    if chosen.endpoint is not None and not chosen.endpoint.why:
+    if choice.endpoint is not None and not choice.endpoint.why:
       loop.run(engine.probe())
     yield harness.Player(engine, codec)
   finally:
     engine.close()
 
 
-def _policy(chosen: Chosen, config: config_lib.ExperimentConfig) -> Any:
+def _policy(choice: PolicyChoice, config: config_lib.ExperimentConfig) -> Any:
   """Loads the weights onto the sampling devices."""
   import jax
 
   from anysearch_jax.policy import hf, sharding
 
-  if chosen.kind == "hf":
-    a, _ = hf.describe(chosen.name)
-    return hf.load(chosen.name, mesh=sharding.rollout_mesh(config.mesh, a))
+  if choice.kind == "hf":
+    a, _ = hf.describe(choice.name)
+    return hf.load(choice.name, mesh=sharding.rollout_mesh(config.mesh, a))
   from anysearch_jax.export import hf_export
 
-  run, rollout = run_of(chosen.name)
+  run, rollout = parse_checkpoint(choice.name)
   _, _, policy = hf_export.load_policy(run, rollout=rollout)
   a = policy.architecture
-  wanted = sharding.shardings(a, sharding.rollout_mesh(config.mesh, a))
-  return policy._replace(params=jax.device_put(policy.params, wanted))
+  shardings = sharding.shardings(a, sharding.rollout_mesh(config.mesh, a))
+  return policy._replace(params=jax.device_put(policy.params, shardings))
 
 
-def run_of(name: str) -> tuple[pathlib.Path, int | None]:
+def parse_checkpoint(name: str) -> tuple[pathlib.Path, int | None]:
   """Parses RUN[@N] into the run's folder and the rollout (None: newest).
 
   RUN may be its checkpoints/ too. Raises ValueError if N is no number.
   """
   is_run = "@" not in name or pathlib.Path(name).is_dir()
-  folder, at, rollout = (name, "", "") if is_run else name.rpartition("@")
-  if at and not rollout.isdecimal():
+  folder, separator, rollout = (
+    (name, "", "") if is_run else name.rpartition("@")
+  )
+  if separator and not rollout.isdecimal():
     raise ValueError(
       f"--checkpoint={name}: found {rollout!r} after @, expected the number of "
       "rollouts of a checkpoint."
     )
   run = pathlib.Path(folder)
   run = run.parent if run.name == "checkpoints" else run
-  return run, int(rollout) if at else None
+  return run, int(rollout) if separator else None
 
 
 def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
@@ -386,8 +413,8 @@ def _scripted(name: str, source: parts.Source | None) -> Callable[..., Any]:
         f"--scripted={name}: it knows the generated world only; expected "
         "data.source 'world'."
       )
-    made = expert_policy.named(name, source.world)
-    return lambda config, source: made
+    engine_and_codec = expert_policy.named(name, source.world)
+    return lambda config, source: engine_and_codec
   names = ", ".join(expert_policy.NAMES)
   return plugins.load(
     name,

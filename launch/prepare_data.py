@@ -32,32 +32,61 @@ from anysearch_jax.launch import flags as launch_flags
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
 PAPER = (
-  *("nq_train", "hotpotqa_train"),
-  *("nq_test", "triviaqa_test", "popqa_test"),
-  *("hotpotqa_dev", "2wikimultihopqa_dev", "musique_dev", "bamboogle_test"),
+  "nq_train",
+  "hotpotqa_train",
+  "nq_test",
+  "triviaqa_test",
+  "popqa_test",
+  "hotpotqa_dev",
+  "2wikimultihopqa_dev",
+  "musique_dev",
+  "bamboogle_test",
 )
 _INPUT = re.compile(r"([\w.-]+):(\w+)(?::(\w+))?=(.+)")
 
 
 def define_flags() -> None:
-  flags.DEFINE_multi_string("input", [], "See the module.")
-  flags.DEFINE_string("folder", None, "Of files named by dataset and split.")
+  flags.DEFINE_multi_string(
+    "input",
+    [],
+    "A file of questions: DATASET:SPLIT=FILE, DATASET:SPLIT:FORMAT=FILE or, if "
+    "its rows name their data set and split, FILE; may be repeated.",
+  )
+  flags.DEFINE_string(
+    "folder",
+    None,
+    "Folder of question files that are named <dataset>/<split>.jsonl or "
+    "<dataset>_<split>.jsonl.",
+  )
   flags.DEFINE_list(
     "sets",
     None,
-    "Of --folder, as nq_train,nq_test; `all` is all that it has. Default: the "
-    "paper's (those of them that the folder has).",
+    "Sets to read from --folder, as nq_train,nq_test; `all` reads all. "
+    "Default: those of the paper's sets that the folder has.",
   )
-  flags.DEFINE_string("output", None, "Folder.", required=True)
+  flags.DEFINE_string(
+    "output",
+    None,
+    "Folder to write, which config.data.path then names.",
+    required=True,
+  )
   flags.DEFINE_list(
     "mix",
     None,
-    "Datasets that are trained on together; default: nq,hotpotqa if there are "
-    "training questions of any dataset. --mix= is none.",
+    "Datasets whose training questions are mixed into one split; default: "
+    "nq,hotpotqa if there are training questions of any dataset. --mix= mixes "
+    "none.",
   )
-  flags.DEFINE_bool("skip_malformed", False, "Drop rows that are no question.")
+  flags.DEFINE_bool(
+    "skip_malformed",
+    False,
+    "Drop rows that are no question; without it they are an error.",
+  )
   flags.DEFINE_string(
-    "passages", None, "Corpus that gold_doc_ids of training questions are of."
+    "passages",
+    None,
+    "File of the corpus whose ids are in gold_doc_ids of training questions; "
+    "their passages become evidence.",
   )
   flags.DEFINE_bool(
     "evidence",
@@ -65,10 +94,16 @@ def define_flags() -> None:
     "Leave out training questions without evidence, which StepSearch needs.",
   )
   flags.DEFINE_string(
-    "aliases", None, "id_aliases.json of 2WikiMultihopQA, by answer_id."
+    "aliases",
+    None,
+    "id_aliases.json of 2WikiMultihopQA, whose aliases by answer_id are right "
+    "answers too.",
   )
   flags.DEFINE_string(
-    "canary", "", "DEFAULT_CANARY of BrowseComp-Plus's decrypt_dataset.py."
+    "canary",
+    "",
+    "Password that decrypts BrowseComp-Plus: DEFAULT_CANARY in its "
+    "decrypt_dataset.py.",
   )
 
 
@@ -95,7 +130,7 @@ def run(f: flags.FlagValues) -> str:
   folder = pathlib.Path(f.output)
   passages = pathlib.Path(f.passages) if f.passages else None
   aliases = pathlib.Path(f.aliases) if f.aliases else None
-  parts, listed = preparing.prepare(
+  parts, input_records = preparing.prepare(
     inputs,
     settings,
     aliases=preparing.read_aliases(aliases) if aliases else {},
@@ -104,7 +139,7 @@ def run(f: flags.FlagValues) -> str:
   )
   if f.mix is None and any(name.endswith("_train") for name in parts):
     settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
-  manifest = {"settings": dataclasses.asdict(settings), "inputs": listed}
+  manifest = {"settings": dataclasses.asdict(settings), "inputs": input_records}
   for name, path in (("aliases", aliases), ("passages", passages)):
     if path:
       manifest[name] = {"path": str(path), **disk.fingerprint(path)}
@@ -115,17 +150,17 @@ def run(f: flags.FlagValues) -> str:
 
 def _parse_input(text: str) -> preparing.Input:
   """Parses an --input flag."""
-  named = _INPUT.fullmatch(text)
-  if not named:
+  match = _INPUT.fullmatch(text)
+  if not match:
     return preparing.Input(pathlib.Path(text))
-  dataset, split, format_, path = named.groups(default="")
+  dataset, split, format_, path = match.groups(default="")
   if format_:
     config_settings.require(f"--input={text}: format", format_, formats.FORMATS)
   return preparing.Input(
-    pathlib.Path(path),
-    preparing.dataset_name(dataset),
-    preparing.split_name(split),
-    format_,
+    path=pathlib.Path(path),
+    dataset=preparing.dataset_name(dataset),
+    split=preparing.split_name(split),
+    format=format_,
   )
 
 
@@ -134,16 +169,19 @@ def _find(
 ) -> list[preparing.Input]:
   """Finds the question files of a folder, in FlashRAG's layout or flat.
 
-  `sets` are names; ("all",) is all, None those of the paper that the folder
-  has.
+  Args:
+    folder: the folder.
+    sets: names of sets; ("all",): all; None: those of the paper that the folder
+      has.
   """
-  there: dict[str, preparing.Input] = {}
+  inputs_by_name: dict[str, preparing.Input] = {}
   for path in sorted([*folder.glob("*/*"), *folder.glob("*")]):
     stem = path.name.lower().removesuffix(".gz").removesuffix(files.kind(path))
-    flat = path.parent == folder
-    dataset, _, split = (
-      stem.rpartition("_") if flat else (path.parent.name, "", stem)
-    )
+    is_flat = path.parent == folder
+    dataset, _, split = stem.rpartition("_")
+    if not is_flat:
+      dataset = path.parent.name
+      split = stem
     if not (dataset and files.kind(path) and path.is_file()):
       continue
     try:
@@ -152,39 +190,42 @@ def _find(
     except formats.DataError:
       continue
     name = f"{dataset}_{split}"
-    if name in there:
+    if name in inputs_by_name:
       raise ValueError(
-        f"{name} is both {there[name].path} and {path}; remove one, or name "
-        "each with --input."
+        f"{name} is both {inputs_by_name[name].path} and {path}; remove one, "
+        "or name each with --input."
       )
-    there[name] = preparing.Input(path, dataset, split)
-  wanted = PAPER if sets is None else tuple(sets)
-  if wanted == ("all",):
-    wanted = tuple(there)
-  elif lacking := sorted(set(wanted) - there.keys()):
+    inputs_by_name[name] = preparing.Input(path, dataset, split)
+  set_names = PAPER if sets is None else tuple(sets)
+  if set_names == ("all",):
+    set_names = tuple(inputs_by_name)
+  elif missing := sorted(set(set_names) - inputs_by_name.keys()):
     if sets is not None:
-      raise ValueError(f"{folder}: found no file of {', '.join(lacking)}.")
-  found = [there[name] for name in wanted if name in there]
-  if not found:
+      raise ValueError(f"{folder}: found no file of {', '.join(missing)}.")
+  inputs = [
+    inputs_by_name[name] for name in set_names if name in inputs_by_name
+  ]
+  if not inputs:
+    names = ", ".join(inputs_by_name) or "no <dataset>/<split>.jsonl"
     raise ValueError(
-      f"{folder}: found {', '.join(there) or 'no <dataset>/<split>.jsonl'}; "
-      f"expected {', '.join(wanted)}, or others named by --sets."
+      f"{folder}: found {names}; expected {', '.join(set_names)}, or others "
+      "named by --sets."
     )
-  return found
+  return inputs
 
 
 def _table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
   """Formats the counts of rows, one line per dataset and split."""
   lines = [f"{'':24} {'read':>8} {'kept':>8}  dropped"]
   for name, part in parts.items():
-    noted = [f"{n} {why}" for why, n in sorted(part.dropped.items())]
+    notes = [f"{n} {reason}" for reason, n in sorted(part.dropped.items())]
     if part.unmatched:
-      noted.append(
+      notes.append(
         f"kept {part.unmatched} that exact match accepts no answer to"
       )
     lines.append(
       f"{name:24} {part.read:8} {len(part.entries):8}  "
-      f"{', '.join(noted)}".rstrip()
+      f"{', '.join(notes)}".rstrip()
     )
   lines.append(f"{prepared.MIX + ' (mixed)':24} {'':8} {len(mixed):8}")
   return "\n".join(lines)

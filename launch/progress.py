@@ -1,4 +1,4 @@
-"""A progress line: what is done, how fast, and the time left."""
+"""A progress line: items done, their rate, and the time left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-_EVERY = 2.0  # Seconds between printed lines.
+_LINE_SECONDS = 2.0  # Between printed lines.
 
 
 class Line:
@@ -16,60 +16,66 @@ class Line:
   def __init__(self, total: int, unit: str):
     self._total = total
     self._unit = unit
-    self._started = time.monotonic()
-    self._first: int | None = None
-    self._printed = float("-inf")
+    self._started_at = time.monotonic()
+    self._first_done: int | None = None
+    self._printed_at = float("-inf")
     self._done = 0
 
   def tick(self, done: int, note: str = "") -> None:
     """Reports that `done` items are done; always prints the last one."""
     now = time.monotonic()
     self._done = done
-    if self._first is None:
+    if self._first_done is None:
       # A resumed run starts in the middle, and the first item compiles, so the
       # rate counts from here.
-      self._first, self._started = done, now
-    if now - self._printed < _EVERY and done < self._total:
+      self._first_done = done
+      self._started_at = now
+    if now - self._printed_at < _LINE_SECONDS and done < self._total:
       return
     self._print(now, note)
 
   @contextlib.contextmanager
-  def telling(
+  def reporting_waits(
     self, waits: Callable[[], str], every: float = 10.0
   ) -> Iterator[None]:
-    """Prints what the work waits for, each `every` seconds, inside.
+    """Prints why the work waits, each `every` seconds, in the `with` block.
 
-    `waits` returns it, or "", in another thread. Until the first item is done,
-    it also says that programs are compiled.
+    Until the first item is done, it also says that programs are compiled.
+
+    Args:
+      waits: returns the reason, or "" if there is none; called in another
+        thread.
+      every: seconds between two lines.
     """
-    ended = threading.Event()
+    finished = threading.Event()
 
     def tell() -> None:
-      while not ended.wait(every):
-        now, said = time.monotonic(), waits()
-        if self._first is None and not said:
-          took = duration(now - self._started)
-          said = f"the first one also compiles programs, {took} so far"
-        if said:
-          self._print(now, said)
+      while not finished.wait(every):
+        now = time.monotonic()
+        reason = waits()
+        if self._first_done is None and not reason:
+          elapsed = duration(now - self._started_at)
+          reason = f"the first one also compiles programs, {elapsed} so far"
+        if reason:
+          self._print(now, reason)
 
     threading.Thread(target=tell, name="progress", daemon=True).start()
     try:
       yield
     finally:
-      ended.set()
+      finished.set()
 
   def _print(self, now: float, note: str) -> None:
-    self._printed = now
+    self._printed_at = now
     line = f"{self._unit} {self._done}/{self._total}"
-    if made := self._done - (self._first or 0):
-      rate = made / max(now - self._started, 1e-9)
-      left = (self._total - self._done) / rate
-      line += f"  {rate:.1f}/s  {duration(left)} left"
+    if done_since_first := self._done - (self._first_done or 0):
+      rate = done_since_first / max(now - self._started_at, 1e-9)
+      seconds_left = (self._total - self._done) / rate
+      line += f"  {rate:.1f}/s  {duration(seconds_left)} left"
     print(f"{line}  {note}".rstrip(), flush=True)
 
 
 def duration(seconds: float) -> str:
   """Formats seconds as minutes and seconds, such as 3:07."""
-  minutes, rest = divmod(round(seconds), 60)
-  return f"{minutes}:{rest:02d}"
+  minutes, rest_seconds = divmod(round(seconds), 60)
+  return f"{minutes}:{rest_seconds:02d}"

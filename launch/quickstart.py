@@ -29,28 +29,29 @@ from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import progress, shipped, stopping, supervisor
 
 _MAIN = "configs/quickstart.py"
-# What is trained: its name in the report, its preset, other settings.
-_TRAINED = {
+# The trained rows: label in the report, preset, other settings.
+_TRAINED_ROWS = {
   "priced": ("Priced search", "priced"),
   "priced_at_1": ("Made for 1 search", "priced", "curriculum.fixed_budget=1"),
   "search_r1": ("Search-R1-like", "search_r1"),
   "no_tool": ("No tool reward", "no_tool"),
   "anysearch": ("AnySearch", "anysearch"),
 }
-# What is played beside these; all but the warm start know the world's
+# The rows of other agents; all but the warm start know the world's
 # statistics, see docs/quickstart.md.
-_PLAYED = {
+_PLAYED_ROWS = {
   "warm_start": ("Warm start", "--policy=configs/graded_world_policy"),
   "optimum": ("Optimum", "--scripted=optimum"),
   "everything": ("Search everything", "--scripted=everything"),
   "unknown_only": ("Search the unknown", "--scripted=unknown_only"),
 }
 # Without --full.
-_SHOWN = ("priced", "priced_at_1", "warm_start", "optimum")
+_SHORT_ROWS = ("priced", "priced_at_1", "warm_start", "optimum")
+_SEEDS = (42, 43, 44)  # Without --full, the first.
 # docs/quickstart.md says what twice as many steps add.
-_SHORT = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
+_SHORT_SETTINGS = ("curriculum.total_steps=300", "curriculum.phase1_steps=40")
 
-_POLL = 0.2  # Seconds between polls of the running processes.
+_POLL_SECONDS = 0.2  # Between polls of the running processes.
 _MINUTES = {False: 5, True: 45}  # On two quiet cores; with --full.
 
 
@@ -60,15 +61,15 @@ class Job(supervisor.Part):
 
   Attributes:
     result: the file that exists once the job is done.
-    after: names of the jobs that it needs.
+    needs: names of the jobs whose results it reads.
     row: the report's row that its result belongs to; "": none.
   """
 
   result: pathlib.Path = pathlib.Path()
-  after: tuple[str, ...] = ()
+  needs: tuple[str, ...] = ()
   row: str = ""
 
-  def shown(self) -> str:
+  def shell_text(self) -> str:
     # The notes are all other commands, which were shown before.
     brief = [a for a in self.command if not a.startswith("--notes=")]
     return shlex.join(["python", *brief[1:]])
@@ -82,12 +83,12 @@ def _command(name: str, *words: str) -> tuple[str, ...]:
 def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
   """Returns the jobs in the order to start them; each needs earlier ones only.
 
-  What needs no training runs beside the first one. When the second starts, the
-  programs of both are in the compilation cache.
+  Evaluations that need no training run beside the first training. When the
+  second one starts, the programs of both are in the compilation cache.
   """
 
   def evaluation(
-    run: str, row: str, player: str, after: tuple[str, ...] = (), kind="plain"
+    run: str, row: str, player: str, needs: tuple[str, ...] = (), kind="plain"
   ) -> Job:
     output = root / run / "evaluation" / kind
     command = _command(
@@ -102,12 +103,12 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     )
     result = output / "summary.json"
     name = f"evaluate-{run}-{kind}"
-    return Job(name, command, result=result, after=after, row=row)
+    return Job(name, command, result=result, needs=needs, row=row)
 
   def training(method: str, seed: int) -> list[Job]:
-    row, preset, *changed = _TRAINED[method]
+    row, preset, *overrides = _TRAINED_ROWS[method]
     run = f"{method}-{seed}"
-    settings = [*changed, *(() if full else _SHORT), f"seed={seed}"]
+    settings = [*overrides, *(() if full else _SHORT_SETTINGS), f"seed={seed}"]
     command = _command(
       "train",
       f"--config={_MAIN}:{preset}",
@@ -117,54 +118,60 @@ def plan(root: pathlib.Path, *, full: bool) -> list[Job]:
     )
     policy = root / run / "policy"
     train = Job(f"train-{run}", command, result=policy / "config.json")
-    player, after = f"--policy={policy}", (train.name,)
-    jobs = [train, evaluation(run, row, player, after)]
+    player = f"--policy={policy}"
+    needs = (train.name,)
+    jobs = [train, evaluation(run, row, player, needs)]
     if method == "anysearch":
       row += " + scaffold"
-      jobs.append(evaluation(run, row, player, after, "scaffold"))
+      jobs.append(evaluation(run, row, player, needs, "scaffold"))
     return jobs
 
-  trained = [
-    job
-    for seed in ((42, 43, 44) if full else (42,))
-    for method in _TRAINED
-    if full or method in _SHOWN
-    for job in training(method, seed)
-  ]
-  beside = [
+  training_jobs: list[Job] = []
+  for seed in _SEEDS if full else _SEEDS[:1]:
+    for method in _TRAINED_ROWS:
+      if full or method in _SHORT_ROWS:
+        training_jobs += training(method, seed)
+  baseline_jobs = [
     evaluation(name, row, player)
-    for name, (row, player) in _PLAYED.items()
-    if full or name in _SHOWN
+    for name, (row, player) in _PLAYED_ROWS.items()
+    if full or name in _SHORT_ROWS
   ]
-  jobs = [*trained[:2], *beside, *trained[2:]]
+  jobs = [*training_jobs[:2], *baseline_jobs, *training_jobs[2:]]
   rows: dict[str, list[str]] = {}
-  for job in [*trained, *beside]:
+  for job in [*training_jobs, *baseline_jobs]:
     if job.row:
       rows.setdefault(job.row, []).append(str(job.result.parent))
   output = root / "report.html"
-  notes = "\n".join(job.shown() for job in jobs)
+  notes = "\n".join(job.shell_text() for job in jobs)
   command = _command(
     "report",
     *(f"{row}={'+'.join(folders)}" for row, folders in rows.items()),
     f"--notes={notes}",
     f"--output={output}",
   )
-  after = tuple(job.name for job in jobs)
-  return [*jobs, Job("report", command, result=output, after=after)]
+  needs = tuple(job.name for job in jobs)
+  return [*jobs, Job("report", command, result=output, needs=needs)]
 
 
 def define_flags() -> None:
-  flags.DEFINE_string("output", "runs/quickstart", "Folder.")
+  flags.DEFINE_string(
+    "output",
+    "runs/quickstart",
+    "Folder of the runs and of the report; stages whose results are in it are "
+    "not run again.",
+  )
   flags.DEFINE_bool(
     "full",
     False,
-    "All methods, twice the steps, three seeds, more questions and budgets.",
+    "Train all methods, twice as long, with three seeds, and play more "
+    "questions and budgets: 45 minutes in place of 5.",
   )
 
 
 def main(argv: Sequence[str]) -> None:
   f = flags.FLAGS
-  root, started = pathlib.Path(f.output), time.monotonic()
+  root = pathlib.Path(f.output)
+  start_time = time.monotonic()
   cores = os.cpu_count() or 1
   jobs = plan(root, full=f.full)
   count = sum(job.name.startswith("train") for job in jobs)
@@ -177,57 +184,62 @@ def main(argv: Sequence[str]) -> None:
     flush=True,
   )
   run(jobs, root / "logs", at_once=min(cores, 3))
-  print(f"all done in {progress.duration(time.monotonic() - started)}")
+  print(f"all done in {progress.duration(time.monotonic() - start_time)}")
 
 
 def run(jobs: Sequence[Job], logs: pathlib.Path, *, at_once: int) -> None:
-  """Runs the jobs when the jobs that they need are done, in the given order.
+  """Runs the jobs in the given order, each after the jobs that it needs.
 
-  At most `at_once` processes run at a time; their output goes to `logs`. The
-  last job also runs if its result exists, and its output is printed at the end.
+  The last job also runs if its result exists, and its output is printed at the
+  end.
+
+  Args:
+    jobs: the jobs.
+    logs: folder for the output of their processes.
+    at_once: limit on the processes that run at a time.
 
   Raises:
     SystemExit: a command failed or a signal arrived. The other commands are
       stopped and may save first; a second signal kills them.
   """
   logs.mkdir(parents=True, exist_ok=True)
-  done = {job.name for job in jobs[:-1] if job.result.is_file()}
-  if done:
+  finished = {job.name for job in jobs[:-1] if job.result.is_file()}
+  if finished:
     print(f"Results are in {logs.parent}; remove it to start over.")
-  for name in sorted(done):
+  for name in sorted(finished):
     print(f"already there, not run again: {name}", flush=True)
-  waiting = [job for job in jobs if job.name not in done]
+  pending = [job for job in jobs if job.name not in finished]
   running: list[supervisor.Running] = []
-  with supervisor.signals() as (asked, urged):
+  with supervisor.stop_events() as (stop_event, kill_event):
     try:
-      while waiting or running:
-        ready = [job for job in waiting if done.issuperset(job.after)]
+      while pending or running:
+        ready = [job for job in pending if finished.issuperset(job.needs)]
         for job in ready[: at_once - len(running)]:
-          waiting.remove(job)
-          print(f"\n[{job.name}] {job.shown()}", flush=True)
+          pending.remove(job)
+          print(f"\n[{job.name}] {job.shell_text()}", flush=True)
           running.append(supervisor.Running(job, logs))
-        if asked.wait(_POLL):
+        if stop_event.wait(_POLL_SECONDS):
           raise stopping.StoppedError(stopping.RESUME)
-        for each in [each for each in running if _ended(each)]:
-          running.remove(each)
-          done.add(each.part.name)
-          if each.part is jobs[-1]:
-            print(each.text(), flush=True)
+        for job_process in [x for x in running if _is_done(x)]:
+          running.remove(job_process)
+          finished.add(job_process.part.name)
+          if job_process.part is jobs[-1]:
+            print(job_process.text(), flush=True)
     finally:
-      supervisor.stop(running, urged)
+      supervisor.stop(running, kill_event)
 
 
-def _ended(each: supervisor.Running) -> bool:
+def _is_done(running: supervisor.Running) -> bool:
   """Prints progress; returns whether a command is done."""
-  if (code := each.code) is None:
-    each.show()
+  if (code := running.code) is None:
+    running.show()
     return False
   if code == stopping.RESUME:
-    each.say("was stopped, and so are the others")
+    running.say("was stopped, and so are the others")
     raise stopping.StoppedError(code)
   if code:
-    sys.exit(str(each.failure(f"failed with code {code}")))
-  each.say(f"done in {each.took}")
+    sys.exit(str(running.failure(f"failed with code {code}")))
+  running.say(f"done in {running.took}")
   return True
 
 

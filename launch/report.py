@@ -53,23 +53,27 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "tables",
     [],
-    "label=ablation, ...: tool, format, scaffold, sampling, phases.",
+    "Rows for the tables of ablations, as label=ablation, separated by commas; "
+    "ablation is tool, format, scaffold, sampling or phases.",
   )
   launch_flags.define_prices("default: those of the evaluations.")
   flags.DEFINE_string(
     "output",
     None,
-    "The page; default: report/report.html in the run of the first row.",
+    "File of the page, in a folder of its own; default: report/report.html in "
+    "the run of the first row.",
   )
   flags.DEFINE_string("title", "One policy, any budget", "Title of the page.")
   flags.DEFINE_string(
-    "notes", "", "How this was made (commands, machine), shown on the page."
+    "notes",
+    "",
+    "How the runs were made (commands, machine), shown on the page.",
   )
 
 
 def parse_tables(items: Sequence[str]) -> dict[str, str]:
   """Parses `label=ablation` items. Raises ValueError if one is invalid."""
-  found = {}
+  tables_by_label = {}
   for item in items:
     label, separator, table = item.rpartition("=")
     if not (separator and label.strip() and table.strip()):
@@ -77,8 +81,8 @@ def parse_tables(items: Sequence[str]) -> dict[str, str]:
         f"--tables: found {item!r}, expected label=ablation; quote labels with "
         "spaces."
       )
-    found[label.strip()] = table.strip()
-  return found
+    tables_by_label[label.strip()] = table.strip()
+  return tables_by_label
 
 
 def main(argv: Sequence[str]) -> None:
@@ -95,29 +99,42 @@ def main(argv: Sequence[str]) -> None:
       runs[source.label] = source.run
   home = loading.home(sources[0])
   output = pathlib.Path(f.output or home / "report" / "report.html")
-  evaluated = [source for source in sources if source.folders]
+  evaluated_sources = [source for source in sources if source.folders]
   rows = [
-    with_optimum(loading.load_row(s.label, *s.folders), s.folders)
-    for s in evaluated
+    with_optimum(loading.load_row(x.label, *x.folders), x.folders)
+    for x in evaluated_sources
   ]
-  training = [loading.load_training(*named) for named in runs.items()]
-  settings.check(priced := launch_flags.priced(config_lib.ExperimentConfig()))
-  measured = study.measure(
+  training = [
+    loading.load_training(*label_and_folder)
+    for label_and_folder in runs.items()
+  ]
+  priced = launch_flags.apply_prices(config_lib.ExperimentConfig())
+  settings.check(priced)
+  study_result = study.measure(
     rows,
     training,
     groups=parse_tables(f.tables),
     prices=priced.evaluation.prices if f.prices else None,
-    configured=_configured([path for s in evaluated for path in s.folders]),
+    configured=_stored_prices(
+      [path for s in evaluated_sources for path in s.folders]
+    ),
   )
   samples = [
     trajectories.Sample(row.label, row.episodes, loading.decoder(s.folders[0]))
-    for row, s in zip(rows, evaluated, strict=True)
+    for row, s in zip(rows, evaluated_sources, strict=True)
   ]
-  recorded = [loading.recorded(*named) for named in runs.items()]
-  recorded = [sample for sample in recorded if sample.episodes]
+  recorded_samples = [
+    loading.recorded(*label_and_folder) for label_and_folder in runs.items()
+  ]
+  recorded_samples = [sample for sample in recorded_samples if sample.episodes]
   try:
-    told = page.write(
-      output, measured, samples, recorded, title=f.title, notes=f.notes
+    page_values = page.write(
+      output,
+      study_result,
+      samples,
+      recorded_samples,
+      title=f.title,
+      notes=f.notes,
     )
   except OSError as error:
     raise OSError(
@@ -131,8 +148,8 @@ def main(argv: Sequence[str]) -> None:
         f"{loading.how_to_evaluate(loading.home(source))}"
       )
   if rows:
-    print(tables.to_text(study_tables.overview(measured.rows)))
-    print("", *told["summary"], "", sep="\n")
+    print(tables.to_text(study_tables.overview(study_result.rows)))
+    print("", *page_values["summary"], "", sep="\n")
   print(output)
 
 
@@ -146,16 +163,18 @@ def with_optimum(
   row whose evaluations are not all of one generated world is unchanged. Raises
   ValueError if a question is not one of that world.
   """
-  named = {_data(folder) for folder in folders}
-  if len(named) != 1 or (data := named.pop()) is None:
+  worlds = {_data(folder) for folder in folders}
+  if len(worlds) != 1 or (data := worlds.pop()) is None:
     return row
-  found = row.columns
-  budgets = np.unique(found.budget).tolist()
+  columns = row.columns
+  budgets = np.unique(columns.budget).tolist()
   try:
-    best = _best(data, tuple(found.ids), tuple(budgets))
+    best_accuracy = _best(data, tuple(columns.ids), tuple(budgets))
   except ValueError as error:
     raise ValueError(f"Row {row.label!r}: {error}") from error
-  return dataclasses.replace(row, table=found.with_optimum(best, budgets))
+  return dataclasses.replace(
+    row, table=columns.with_optimum(best_accuracy, budgets)
+  )
 
 
 def _stored(folder: pathlib.Path, group: str, default: Any) -> dict[str, Any]:
@@ -163,8 +182,8 @@ def _stored(folder: pathlib.Path, group: str, default: Any) -> dict[str, Any]:
   path = folder / "config.json"
   if not path.is_file():
     return {}
-  stored = json_files.read(path)
-  return dataclasses.asdict(default) | stored.get(group, {})
+  stored_config = json_files.read(path)
+  return dataclasses.asdict(default) | stored_config.get(group, {})
 
 
 def _data(folder: pathlib.Path) -> config_lib.DataConfig | None:
@@ -177,15 +196,21 @@ def _data(folder: pathlib.Path) -> config_lib.DataConfig | None:
   return config_lib.DataConfig(**{name: data[name] for name in names})
 
 
-def _configured(folders: Sequence[pathlib.Path]) -> budgets_lib.Prices | None:
+def _stored_prices(
+  folders: Sequence[pathlib.Path],
+) -> budgets_lib.Prices | None:
   """Returns the prices of evaluations; None if they differ or are unknown."""
   default = config_lib.EvaluationConfig()
-  found = {
+  settings_of = [_stored(f, "evaluation", default) for f in folders]
+  prices = {
     (e["search_price"], e["input_price"], e["output_price"])
-    for e in (_stored(f, "evaluation", default) for f in folders)
+    for e in settings_of
     if e
   }
-  return budgets_lib.Prices(*found.pop()) if len(found) == 1 else None
+  if len(prices) != 1:
+    return None
+  search, input_, output = prices.pop()
+  return budgets_lib.Prices(search=search, input=input_, output=output)
 
 
 # Rows of a report share their questions.
@@ -194,7 +219,7 @@ def _best(
   data: config_lib.DataConfig, ids: tuple[str, ...], budgets: tuple[int, ...]
 ) -> np.ndarray:
   """Returns P(right answer) of the best agent, float64 `[N, B]`."""
-  world = parts.made_world(data)
+  world = parts.generated_world(data)
   return optimum.accuracy(optimum.Optimum(world), ids, budgets)
 
 

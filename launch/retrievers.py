@@ -21,19 +21,35 @@ if TYPE_CHECKING:
   from anysearch_jax.methods import zerosearch
   from anysearch_jax.retrieval import milvus
 
-# The settings of each kind: one that it needs, and those that it may have. No
-# other kind may have them; those that are in no row are of all kinds.
-KINDS = {
-  "lexical": ("", ""),
-  "index": ("index", "encoder"),
-  "http": ("url", "key_variable concurrency rate wait"),
-  "web": ("web", "url price key_variable pages.first concurrency rate wait"),
-  "milvus": ("milvus", "collection encoder ranking filter key_variable"),
-  "mcp": ("", "mcp url price key_variable concurrency rate wait"),
+# The setting that each kind of retriever needs; "": none.
+_NEEDED = {
+  "lexical": "",
+  "index": "index",
+  "http": "url",
+  "web": "web",
+  "milvus": "milvus",
+  "mcp": "",
 }
-_OF = {
-  kind: {name for name in (needed, *others.split()) if name}
-  for kind, (needed, others) in KINDS.items()
+# Further settings that a kind may have, and no other kind. Settings that are in
+# no row are of all kinds.
+_OPTIONAL = {
+  "lexical": (),
+  "index": ("encoder",),
+  "http": ("key_variable", "concurrency", "rate", "wait"),
+  "web": (
+    "url",
+    "price",
+    "key_variable",
+    "pages.first",
+    "concurrency",
+    "rate",
+    "wait",
+  ),
+  "milvus": ("collection", "encoder", "ranking", "filter", "key_variable"),
+  "mcp": ("mcp", "url", "price", "key_variable", "concurrency", "rate", "wait"),
+}
+_SETTINGS = {
+  kind: {needed, *_OPTIONAL[kind]} - {""} for kind, needed in _NEEDED.items()
 }
 _DEFAULTS = config_lib.RetrievalConfig()
 
@@ -44,7 +60,8 @@ class IdentifiedRetriever:
   Args:
     retriever: the wrapped retriever.
     identity: JSON values; retrievers with equal values give equal answers.
-    counted: what it asks in turn, whose counters belong to it.
+    counted: the part that the retriever asks in turn, whose counters are added
+      to its own; None: none.
 
   `counters` has those of the retriever and of `counted`.
   """
@@ -52,8 +69,9 @@ class IdentifiedRetriever:
   def __init__(
     self, retriever: types.Retriever, identity: Any, counted: Any = None
   ):
-    self._retriever, self._counted = retriever, counted
-    # Its own methods, so that a search passes nothing in between.
+    self._retriever = retriever
+    self._counted = counted
+    # The retriever's own methods, so that a search makes no further call.
     self.search = retriever.search
     if isinstance(retriever, types.BatchRetriever):
       self.search_many = retriever.search_many
@@ -77,8 +95,12 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """Returns the retriever that `config.retrieval` names.
 
   A retriever that asks the policy itself gets the engine later, from the code
-  that plays the episodes (`searching.attach`). `lexical` is the one that the
-  source of the questions has, for kind "lexical".
+  that plays the episodes (`searching.attach`).
+
+  Args:
+    config: configuration of the run.
+    lexical: the retriever that the source of the questions has, for kind
+      "lexical".
 
   Raises:
     ValueError: the configuration is invalid or the retriever cannot be opened.
@@ -91,46 +113,60 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
       f"{c.refined!r} with data.source {config.data.source!r}; expected "
       "'policy' or the address of a model."
     )
-  made = _simulated(config, lexical) if c.simulated else _real(config, lexical)
-  return _tools(config, _refined(config, made) if c.refined else made)
+  if c.simulated:
+    retriever = _simulated(config, lexical)
+  else:
+    retriever = _real(config, lexical)
+  if c.refined:
+    retriever = _refined(config, retriever)
+  return _tools(config, retriever)
 
 
-def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
+def _tools(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   """Returns a retriever for all tools of the episode's environment."""
   from anysearch_jax.environment import protocol
   from anysearch_jax.methods import systems
   from anysearch_jax.rollout import searching
 
-  c, prompts = config.retrieval, config.episode.prompts
-  names = [each.name for each in systems.of_episode(config.episode).tools]
-  given = dict(each.partition("=")[::2] for each in config.search.tools)
-  if unused := sorted(given.keys() - set(names)):
+  c = config.retrieval
+  prompts = config.episode.prompts
+  names = [tool.name for tool in systems.of_episode(config.episode).tools]
+  own_tools = dict(
+    assignment.partition("=")[::2] for assignment in config.search.tools
+  )
+  if unused := sorted(own_tools.keys() - set(names)):
     raise ValueError(
       f"search.tools: found {unused[0]!r}; the tools of the environment "
       f"{prompts!r} are {', '.join(names)}."
     )
-  found = {protocol.SEARCH: made}
+  retrievers_by_tool = {protocol.SEARCH: retriever}
   for name in names:
-    if name in given:
-      own_tool = own(given[name], config, setting="search.tools")
-      found[name] = IdentifiedRetriever(*own_tool)
+    if name in own_tools:
+      tool_and_identity = load_own(
+        own_tools[name], config, setting="search.tools"
+      )
+      retrievers_by_tool[name] = IdentifiedRetriever(*tool_and_identity)
     elif name == "fetch" and c.kind == "web":
-      # A log that answers without a retriever has answers of one only, so that
-      # of pages is a file of its own.
+      # A log that answers without a retriever has the answers of one retriever,
+      # so pages are logged in a file of their own.
       is_strict = c.log_mode == "strict"
       reader = None if is_strict else page_reader(c.pages, c.pages.opened_words)
-      found[name] = _logged(c, f"{c.log}.pages" if c.log else "", reader)
+      retrievers_by_tool[name] = _logged(
+        c, f"{c.log}.pages" if c.log else "", reader
+      )
     elif name == "fetch":
-      found[name] = searching.PageRetriever(made)
-    elif name not in found:
+      retrievers_by_tool[name] = searching.PageRetriever(retriever)
+    elif name not in retrievers_by_tool:
       raise ValueError(
         f"search.tools: found none for the tool {name!r} of the environment "
         f"{prompts!r}; expected {name}=path/to/file.py:NAME, a function that "
         "is given the configuration and returns a retriever."
       )
   if names == [protocol.SEARCH]:
-    return found[protocol.SEARCH]
-  return searching.Toolbox({n: found[n] for n in names}, config.search)
+    return retrievers_by_tool[protocol.SEARCH]
+  return searching.Toolbox(
+    {n: retrievers_by_tool[n] for n in names}, config.search
+  )
 
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
@@ -145,7 +181,7 @@ def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   simulator: Any
   if config.retrieval.simulated == "world":
     simulator = world_retrieval.WorldSimulator(
-      parts.made_world(config.data), lexical, seed=config.seed
+      parts.generated_world(config.data), lexical, seed=config.seed
     )
   elif config.retrieval.simulated == "policy" and config.data.source == "world":
     simulator = world_retrieval.SelfSimulator(
@@ -185,10 +221,10 @@ def _refined(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
     refiner = world_retrieval.WorldRefiner()
   else:
     markers = systems.of_episode(config.episode).all_markers
-    begins = (x for x in markers if not x.startswith(("</", "<|end")))
+    start_markers = (x for x in markers if not x.startswith(("</", "<|end")))
     refiner = refining.ModelRefiner(
       _model(config, config.retrieval.refined),
-      marks=(*begins, "<search>", "<information>"),
+      marks=(*start_markers, "<search>", "<information>"),
       texts=_texts(config.episode, "reader"),
     )
   return refining.RefiningRetriever(retriever, refiner, config=config.search)
@@ -232,9 +268,11 @@ def _real(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
     identity = {"kind": "bm25", "world": parts.world(config.data)}
     return _logged(c, c.log, lexical, identity)
   if plugins.is_name(c.kind):
-    return _logged(c, c.log, *own(c.kind, config, setting="retrieval.kind"))
+    return _logged(
+      c, c.log, *load_own(c.kind, config, setting="retrieval.kind")
+    )
   try:
-    return _logged(c, c.log, _opened(c))
+    return _logged(c, c.log, _open(c))
   except types.RetrievalError as error:
     raise ValueError(f"retrieval: {error}") from error
 
@@ -250,15 +288,15 @@ def _logged(
   from anysearch_jax.retrieval import recording
 
   try:
-    recorded = recording.Recorder(
+    recorder = recording.Recorder(
       retriever, log, mode=c.log_mode, identity=identity
     )
   except types.RetrievalError as error:
     raise ValueError(f"retrieval.log: {error}") from error
-  return IdentifiedRetriever(recorded, recorded.identity(), retriever)
+  return IdentifiedRetriever(recorder, recorder.identity(), retriever)
 
 
-def own(
+def load_own(
   name: str, config: config_lib.ExperimentConfig, *, setting: str
 ) -> tuple[Any, Any]:
   """Returns a retriever that a function of the user makes, and its identity.
@@ -266,28 +304,28 @@ def own(
   Args:
     name: `module:NAME` or `file.py:NAME` of the function, which is given the
       configuration and returns a `types.Retriever`.
-    config: of the run.
-    setting: what names it, for messages.
+    config: configuration of the run.
+    setting: the setting that names the function, for messages.
 
   Raises:
     ValueError: it cannot be loaded, or does not return a retriever.
   """
-  loaded = plugins.load(
+  plugin = plugins.load(
     name, setting=setting, expected=f"def {name.rpartition(':')[2]}(config)"
   )
-  with plugins.as_sentence(f"{setting} {name!r}", loaded.path):
-    made = loaded.value(config)
-  if not isinstance(made, types.Retriever):
+  with plugins.as_sentence(f"{setting} {name!r}", plugin.path):
+    retriever = plugin.value(config)
+  if not isinstance(retriever, types.Retriever):
     raise ValueError(
-      f"{setting}: {name!r} returned a {type(made).__name__}, expected a "
+      f"{setting}: {name!r} returned a {type(retriever).__name__}, expected a "
       "retriever: async def search(self, request)."
     )
-  identity = {"kind": "own", "name": name, "sha256": loaded.sha256}
-  return made, identity | {"of": requests_lib.identity(made)}
+  identity = {"kind": "own", "name": name, "sha256": plugin.sha256}
+  return retriever, identity | {"of": requests_lib.identity(retriever)}
 
 
-def _opened(c: config_lib.RetrievalConfig) -> Any:
-  """Returns the retriever of a kind; raises what keeps it from being opened."""
+def _open(c: config_lib.RetrievalConfig) -> Any:
+  """Opens the retriever of a kind that needs nothing but its settings."""
   match c.kind:
     case "index":
       from anysearch_jax.retrieval.index import opening, search
@@ -304,7 +342,7 @@ def _opened(c: config_lib.RetrievalConfig) -> Any:
       return _web(c)
     case "milvus":
       return _milvus(c)
-  with _extra("serve", "MCP tools need"):
+  with _needs_extra("serve", "MCP tools need"):
     from anysearch_jax.retrieval import mcp_tool
   return mcp_tool.McpRetriever(
     c.url,
@@ -316,7 +354,10 @@ def _opened(c: config_lib.RetrievalConfig) -> Any:
 
 
 def _patience(c: config_lib.RetrievalConfig, concurrency: int) -> Any:
-  """Returns the limits on the waiting for a service, with a usual number."""
+  """Returns the limits on the waiting for a service.
+
+  `concurrency` is the default of the kind, if the configuration has none.
+  """
   from anysearch_jax.host import http_calls
 
   return http_calls.Patience(
@@ -327,7 +368,7 @@ def _patience(c: config_lib.RetrievalConfig, concurrency: int) -> Any:
 def _web(c: config_lib.RetrievalConfig) -> Any:
   from anysearch_jax.retrieval import web_search
 
-  found = web_search.WebRetriever(
+  retriever = web_search.WebRetriever(
     c.web,
     price=c.price,
     key_variable=c.key_variable,
@@ -335,16 +376,16 @@ def _web(c: config_lib.RetrievalConfig) -> Any:
     patience=_patience(c, 16),
   )
   if not c.pages.first:
-    return found
+    return retriever
   reader = page_reader(c.pages, c.pages.words)
   from anysearch_jax.retrieval.web_pages import pages
 
-  return pages.SearchWithPages(found, reader, first=c.pages.first)
+  return pages.SearchWithPages(retriever, reader, first=c.pages.first)
 
 
 def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
   """Returns a `pages.PageReader`."""
-  with _extra("web", "Pages of the web need"):
+  with _needs_extra("web", "Pages of the web need"):
     from anysearch_jax.retrieval.web_pages import pages
   try:
     return pages.PageReader(c, words=words)
@@ -354,23 +395,38 @@ def page_reader(c: config_lib.PagesConfig, words: int) -> Any:
 
 def _milvus(c: config_lib.RetrievalConfig) -> Any:
   name = c.collection or "passages"
-  opened = collection(c.milvus, name, c.key_variable)
+  passages = open_collection(c.milvus, name, c.key_variable)
   from anysearch_jax.retrieval import filters, milvus
 
-  encoder, named = None, opened.described().get("encoder")
-  if c.ranking in ("dense", "hybrid") and c.encoder and named:
+  encoder = None
+  stored_encoder = passages.described().get("encoder")
+  if c.ranking in ("dense", "hybrid") and c.encoder and stored_encoder:
     from anysearch_jax.retrieval.encoder import encoder as encoder_lib
 
-    encoder = encoder_lib.Encoder.like(named, c.encoder)
+    encoder = encoder_lib.Encoder.like(stored_encoder, c.encoder)
     encoder.compile()
   return milvus.MilvusRetriever(
-    opened, ranking=c.ranking, encoder=encoder, filters=filters.parse(c.filter)
+    passages,
+    ranking=c.ranking,
+    encoder=encoder,
+    filters=filters.parse(c.filter),
   )
 
 
-def collection(address: str, name: str, variable: str) -> milvus.Collection:
-  """Returns a collection of Milvus; `variable` has the key, if there is one."""
-  with _extra("milvus", "milvus needs"):
+def open_collection(
+  address: str, name: str, variable: str
+) -> milvus.Collection:
+  """Returns a collection of Milvus.
+
+  Args:
+    address: address of a server, or path of a file.db.
+    name: name of the collection.
+    variable: environment variable with the key; "": no key.
+
+  Raises:
+    ValueError: the packages of the extra or the key are missing.
+  """
+  with _needs_extra("milvus", "milvus needs"):
     from anysearch_jax.retrieval import milvus
   key = ""
   if variable:
@@ -382,13 +438,13 @@ def collection(address: str, name: str, variable: str) -> milvus.Collection:
 
 
 @contextlib.contextmanager
-def _extra(name: str, what: str) -> Iterator[None]:
-  """Wraps imports that need the packages of an extra."""
+def _needs_extra(name: str, feature: str) -> Iterator[None]:
+  """Wraps imports that need an extra, whose absence becomes a sentence."""
   try:
     yield
   except ImportError as error:
     raise ValueError(
-      f"{what} a package that is missing ({error}); run pip install -e "
+      f"{feature} a package that is missing ({error}); run pip install -e "
       f"'.[{name}]'."
     ) from None
 
@@ -400,45 +456,47 @@ def validate(c: config_lib.RetrievalConfig) -> None:
     ValueError: a value is invalid or contradicts another.
   """
   settings.check(c, "retrieval")
-  if c.kind not in KINDS and not plugins.is_name(c.kind):
+  if c.kind not in _NEEDED and not plugins.is_name(c.kind):
     raise ValueError(
-      f"retrieval.kind: found {c.kind!r}, expected one of {', '.join(KINDS)}, "
-      "or path/to/file.py:NAME."
+      f"retrieval.kind: found {c.kind!r}, expected one of "
+      f"{', '.join(_NEEDED)}, or path/to/file.py:NAME."
     )
   _validate_secrets(c)
-  for field in sorted(set().union(*_OF.values())):
-    kinds = [kind for kind in KINDS if field in _OF[kind]]
-    is_given = _value(c, field) != _value(_DEFAULTS, field)
-    if is_given and c.kind not in kinds:
-      raise _wrong(c, field, f"it with kind {' or '.join(kinds)} only")
-    if not is_given and field == KINDS.get(c.kind, ("", ""))[0]:
-      raise _wrong(c, field, "one")
+  for field in sorted(set().union(*_SETTINGS.values())):
+    kinds = [kind for kind in _NEEDED if field in _SETTINGS[kind]]
+    is_set = _value(c, field) != _value(_DEFAULTS, field)
+    if is_set and c.kind not in kinds:
+      raise _refusal(c, field, f"it with kind {' or '.join(kinds)} only")
+    if not is_set and field == _NEEDED.get(c.kind, ""):
+      raise _refusal(c, field, "one")
   if c.log_mode != "record" and not c.log:
-    raise _wrong(c, "log_mode", "retrieval.log, the file to answer from")
+    raise _refusal(c, "log_mode", "retrieval.log, the file to answer from")
   if not (c.pages.agent.strip() and re.fullmatch(r"[ -~]+", c.pages.agent)):
-    raise _wrong(c, "pages.agent", "printable ASCII, for a header")
+    raise _refusal(c, "pages.agent", "printable ASCII, for a header")
   if c.kind == "mcp" and bool(c.mcp.command) == bool(c.url):
-    raise _wrong(c, "mcp.command", "it or an address in retrieval.url")
+    raise _refusal(c, "mcp.command", "it or an address in retrieval.url")
   if c.mcp.command and c.key_variable:
-    raise _wrong(c, "key_variable", "it in retrieval.mcp.variables")
+    raise _refusal(c, "key_variable", "it in retrieval.mcp.variables")
   if not _is_object(c.mcp.arguments or "{}"):
-    raise _wrong(c, "mcp.arguments", 'a JSON object such as {"language": "en"}')
+    raise _refusal(
+      c, "mcp.arguments", 'a JSON object such as {"language": "en"}'
+    )
   for field, value in (("simulated", c.simulated), ("refined", c.refined)):
     if value not in ("", "world", "policy") and not _is_url(value):
-      raise _wrong(
+      raise _refusal(
         c,
         field,
         "'world', 'policy', the address of a model (http://127.0.0.1:8000/v1), "
         "or nothing",
       )
     if _is_url(value) and not c.model.name:
-      raise _wrong(c, "model.name", f"the name of the model of {field}")
+      raise _refusal(c, "model.name", f"the name of the model of {field}")
   # The passages of a simulation are those of one search of one episode.
   if c.log and c.simulated:
-    raise _wrong(c, "log", "none with retrieval.simulated")
+    raise _refusal(c, "log", "none with retrieval.simulated")
 
 
-def _wrong(
+def _refusal(
   c: config_lib.RetrievalConfig, field: str, expected: str
 ) -> ValueError:
   return ValueError(

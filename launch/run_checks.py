@@ -1,4 +1,4 @@
-"""What a run needs: a policy that carries the protocol, devices, space, data.
+"""Checks what a run needs: its policy, devices, disk space and data.
 
 Each check is a method of `Checks` and says what it found. Those of the policy
 say whether its tokenizer and its chat template support the protocol.
@@ -26,8 +26,8 @@ from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, run_lock, turns
 from anysearch_jax.launch import jax_setup, parts, policies, retrievers
 from anysearch_jax.launch.findings import (
+  Check,
   Finding,
-  Look,
   ok,
   problem,
   size,
@@ -45,11 +45,13 @@ from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
 from anysearch_jax.training import placement, validation
 
-_QUERIES = 10
+_QUERIES = 10  # Searches that measure a retriever.
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
+# Texts before a tag with which a tokenizer could merge it.
 _BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
-_MASTER = 4  # Bytes of a float32.
-_TOKEN = 6  # Bytes of a token's text in a record; enough for most languages.
+_MASTER_BYTES = 4  # Of a float32.
+# Of a token's text in a record; enough for most languages.
+_TOKEN_BYTES = 6
 
 
 @dataclasses.dataclass
@@ -57,8 +59,8 @@ class Checks:
   """The checks of a run.
 
   Attributes:
-    config: its configuration.
-    folder: its folder.
+    config: configuration of the run.
+    folder: folder of the run.
     processes: number of processes like this one that will train.
     ask_web: whether to send a query to a web search engine.
   """
@@ -68,23 +70,23 @@ class Checks:
   processes: int = 1
   ask_web: bool = False
 
-  def all(self) -> Iterator[tuple[str, Look]]:
-    """Yields the checks by name; each before the next one is asked for."""
-    served = self.config.engine.kind == "sglang"
+  def all(self) -> Iterator[tuple[str, Check]]:
+    """Yields the checks by name; run each before asking for the next one."""
+    has_servers = self.config.engine.kind == "sglang"
     yield "config", self.configuration
     yield "policy", self.policy
-    # What needs the policy reports no second problem if it is missing.
+    # Without a policy these would only report the same problem again.
     if "_policy" in vars(self):
-      yield "texts", lambda: texts(self._policy[1], self.config)
+      yield "texts", lambda: check_texts(self._policy[1], self.config)
       yield "mesh", self.mesh
-      yield "accelerator", lambda: accelerated(self._policy[0])
+      yield "accelerator", lambda: check_accelerator(self._policy[0])
       yield "disk", self.disk
-      if served:
+      if has_servers:
         yield "weights", self.handed_over
     yield "output", self.output
     yield "data", self.data
     yield "retriever", self.retriever
-    if served:
+    if has_servers:
       yield "servers", self.servers
 
   @functools.cached_property
@@ -93,9 +95,11 @@ class Checks:
   ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
     """Architecture and tokenizer; of the weights only the headers are read."""
     a, codec = policies.describe(self.config)
-    held = tensor_files.headers(self.config.policy)
-    wanted = {name for row in table.base_rows(a) for name in row.names()}
-    if missing := sorted(wanted - held.keys()):
+    stored = tensor_files.headers(self.config.policy)
+    expected = {
+      name for row in table.base_rows(a) for name in row.tensor_names()
+    }
+    if missing := sorted(expected - stored.keys()):
       raise ValueError(
         f"{self.config.policy}: lacks tensor {missing[0]!r} ({len(missing)} in "
         "all); copy the folder again."
@@ -117,7 +121,8 @@ class Checks:
 
   def mesh(self) -> Finding:
     """Checks that there are enough devices for the mesh."""
-    config, m = self.config, self.config.mesh
+    config = self.config
+    m = self.config.mesh
     if self.processes > 1:
       return ok(f"{m}, of {self.processes} processes; not compared")
     placement.check(self._policy[0], config)
@@ -125,21 +130,21 @@ class Checks:
 
   def disk(self) -> Finding:
     """Checks the space for checkpoints, the export and trajectories."""
-    there = sum(
+    stored_bytes = sum(
       path.stat().st_size
       for path in (self.folder / "checkpoints").rglob("*")
       if path.is_file()
     )
-    return room(
+    return check_space(
       self.folder,
-      footprint(self._policy[0], self.config).disk - there,
+      footprint(self._policy[0], self.config).disk - stored_bytes,
       "name an --output with more room, or lower checkpoint.keep_last.",
     )
 
   def handed_over(self) -> Finding:
     """Checks the space for the weights that SGLang servers read."""
     c = self.config.sglang
-    return room(
+    return check_space(
       weights_lib.folder(c.weights, c.urls),
       footprint(self._policy[0], self.config).handed,
       "give it more (docker run --shm-size, mount -o remount,size=...), or "
@@ -148,18 +153,19 @@ class Checks:
 
   def output(self) -> Finding:
     """Checks that this run, and no other, can write to the folder."""
-    if who := run_lock.holder(self.folder / run_lock.NAME):
+    if holder := run_lock.holder(self.folder / run_lock.NAME):
       return problem(
-        f"{self.folder}: {who} writes to it",
+        f"{self.folder}: {holder} writes to it",
         "wait for it, or name another --output.",
       )
-    return room(
+    return check_space(
       self.folder, 0, "name another --output, or give this user the right to."
     )
 
   def data(self) -> Iterator[Finding]:
     """Checks the questions; reads prepared ones whole and compares hashes."""
-    config, path = self.config, self.config.data.path
+    config = self.config
+    path = self.config.data.path
     source = parts.source(config)
     if not isinstance(source, prepared.Prepared):
       yield ok(f"{config.data.source}: its questions are made as needed")
@@ -181,11 +187,13 @@ class Checks:
 
   def retriever(self) -> Iterator[Finding]:
     """Checks that the retriever answers, and how fast; writes no log."""
-    config, c = self.config, self.config.retrieval
+    config = self.config
+    c = self.config.retrieval
     if c.log_mode == "strict":
       yield ok(f"log {c.log}: nothing else is asked")
       return
-    lexical, questions = None, [_QUESTION]
+    lexical = None
+    questions = [_QUESTION]
     try:
       source = parts.source(config)
       lexical = source.retriever
@@ -196,17 +204,24 @@ class Checks:
       if c.kind == "lexical":
         raise
     # Simulated and refined passages need the context of an episode.
-    plain = {"log": "", "log_mode": "record", "simulated": "", "refined": ""}
-    bare = {**plain, "model": config_lib.TextModelConfig()}
-    live = config_lib.changed(config, retrieval=bare)
-    made = retrievers.make(live, lexical)
-    # What costs money is asked on demand.
-    web = c.kind == "web" or (c.kind == "mcp" and c.price > 0)
-    if web and not self.ask_web:
-      named = c.web or f"MCP tool {c.mcp.tool}".rstrip()
-      yield ok(f"{named}: its key is there; not asked (see --ask_web)")
+    plain = {
+      "log": "",
+      "log_mode": "record",
+      "simulated": "",
+      "refined": "",
+      "model": config_lib.TextModelConfig(),
+    }
+    live_config = config_lib.changed(config, retrieval=plain)
+    retriever = retrievers.make(live_config, lexical)
+    # Searches that cost money are made only on demand.
+    is_paid = c.kind == "web" or (c.kind == "mcp" and c.price > 0)
+    if is_paid and not self.ask_web:
+      tool_name = c.web or f"MCP tool {c.mcp.tool}".rstrip()
+      yield ok(f"{tool_name}: its key is there; not asked (see --ask_web)")
       return
-    yield from asked(made, questions[:1] if web else questions, config.episode)
+    yield from check_answers(
+      retriever, questions[:1] if is_paid else questions, config.episode
+    )
 
   def servers(self) -> Iterator[Finding]:
     """Checks that the SGLang servers, and the router of turns, answer."""
@@ -227,24 +242,24 @@ class Checks:
       loop.run(server_lib.close(client))
 
 
-def accelerated(a: architecture_lib.Architecture) -> Finding:
+def check_accelerator(a: architecture_lib.Architecture) -> Finding:
   """Checks that a policy of full size has an accelerator."""
-  if found := jax_setup.cpu_problem(a):
+  if reason := jax_setup.cpu_problem(a):
     return problem(
-      found,
+      reason,
       "install JAX for the accelerator (docs/one_gpu.md), or pass "
       "--allow_cpu to the command that computes.",
     )
   return ok("the policy suits the devices")
 
 
-def room(folder: pathlib.Path, needed: int, advice: str) -> Finding:
+def check_space(folder: pathlib.Path, needed: int, advice: str) -> Finding:
   """Checks that a folder can be written to and has space.
 
   Args:
-    folder: which may be missing.
-    needed: bytes that will be written there.
-    advice: what to do where they do not fit.
+    folder: a folder, which may be missing.
+    needed: bytes that will be written to it.
+    advice: remedy, if they do not fit.
   """
   nearest = _nearest(folder)
   try:
@@ -266,70 +281,79 @@ async def _server(server: server_lib.Server) -> Finding:
   return ok(f"{server.url} answers")
 
 
-def asked(
-  made: types.Retriever,
+def check_answers(
+  retriever: types.Retriever,
   questions: Sequence[types.Question],
   config: config_lib.EpisodeConfig,
 ) -> Iterator[Finding]:
-  """Checks a retriever's answers to some questions, one after the other."""
+  """Checks a retriever's answers to some questions, one after the other.
+
+  Args:
+    retriever: the retriever.
+    questions: questions that are its queries.
+    config: has the number of passages and the deadline of a search.
+
+  Yields:
+    One finding.
+  """
   slowest = 0.0
   empty = 0
-  most = config.search_deadline
+  max_seconds = config.search_deadline
 
   async def search(request: types.SearchRequest) -> Sequence[types.Passage]:
-    async with turns.Limit(most, most):  # A run waits for longer.
-      return await made.search(request)
+    async with turns.Limit(max_seconds, max_seconds):  # A run waits for longer.
+      return await retriever.search(request)
 
   for question in questions:
     request = types.SearchRequest(question.text, config.top_k, question.corpus)
     start = time.monotonic()
     try:
-      found = loop.run(search(request))
+      passages = loop.run(search(request))
     except (types.RetrievalError, TimeoutError) as error:
-      yield problem(str(error) or f"no answer within {most:g} seconds.")
+      yield problem(str(error) or f"no answer within {max_seconds:g} seconds.")
       return
     slowest = max(slowest, time.monotonic() - start)
-    if not found:
+    if not passages:
       empty += 1
-  said = (
+  sentence = (
     f"{len(questions)} searches: slowest {slowest * 1e3:.1f} ms, {empty} "
     "without a passage"
   )
   if empty == len(questions):
     yield problem(
-      said, "see that it searches the corpus that the questions are about."
+      sentence, "see that it searches the corpus that the questions are about."
     )
-  elif slowest > most / 2:
+  elif slowest > max_seconds / 2:
     yield warning(
-      said,
-      f"give it more devices, or raise episode.search_deadline, now {most:g} "
-      "seconds.",
+      sentence,
+      "give it more devices, or raise episode.search_deadline, now "
+      f"{max_seconds:g} seconds.",
     )
   else:
-    yield ok(said)
+    yield ok(sentence)
 
 
 def _nearest(folder: pathlib.Path) -> pathlib.Path:
   """Returns the folder, or its nearest parent that exists."""
   folder = folder.absolute()
-  found = next(path for path in (folder, *folder.parents) if path.exists())
-  if not found.is_dir():
+  parent = next(path for path in (folder, *folder.parents) if path.exists())
+  if not parent.is_dir():
     raise ValueError(
-      f"{folder}: found that {found} is not a folder, expected a folder or a "
+      f"{folder}: found that {parent} is not a folder, expected a folder or a "
       "place where one can be made; name another."
     )
-  return found
+  return parent
 
 
-def texts(
+def check_texts(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
 ) -> Iterator[Finding]:
   """Checks the tags, the stop texts and the prompt."""
   tags = [f"<{slash}{name}>" for name in protocol.TAGS for slash in ("", "/")]
 
   def survives(tag: str) -> bool:
-    said = (f"{before}{tag} b" for before in _BEFORE_TAGS)
-    return all(tag in codec.decode(codec.encode(text)) for text in said)
+    samples = (f"{prefix}{tag} b" for prefix in _BEFORE_TAGS)
+    return all(tag in codec.decode(codec.encode(text)) for text in samples)
 
   lost = [tag for tag in tags if not survives(tag)]
   if lost:
@@ -340,10 +364,10 @@ def texts(
     )
   else:
     yield ok(f"all {2 * len(protocol.TAGS)} tags survive the tokenizer")
-  yield from _prompt(codec, config)
+  yield from _check_prompt(codec, config)
 
 
-def _prompt(
+def _check_prompt(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
 ) -> Iterator[Finding]:
   """Checks the prompt of a question and the tokens that end a turn."""
@@ -377,15 +401,23 @@ def _prompt(
   else:
     yield ok(f"a prompt of {len(ids)} tokens")
   if codec.hf.chat_template:
-    after = codec.render(_QUESTION.text)[0].rpartition(_QUESTION.text)[2]
-    closing = [t for t in codec.control_tokens if after.lstrip().startswith(t)]
-    end = max(closing, key=len, default="")
+    text_after_question = codec.render(_QUESTION.text)[0].rpartition(
+      _QUESTION.text
+    )[2]
+    closing = [
+      token
+      for token in codec.control_tokens
+      if text_after_question.lstrip().startswith(token)
+    ]
+    template_end = max(closing, key=len, default="")
     # gpt-oss ends answers otherwise than questions; its template has both ends.
-    text = end + codec.hf.get_chat_template()
-    named = [token for token in codec.control_tokens if token in text]
-    if end and not ends & {*codec.hf.convert_tokens_to_ids(named)}:
+    text = template_end + codec.hf.get_chat_template()
+    template_tokens = [token for token in codec.control_tokens if token in text]
+    template_ids = set(codec.hf.convert_tokens_to_ids(template_tokens))
+    if template_end and not ends & template_ids:
       yield warning(
-        f"the chat template ends messages with {end}, which ends no turn",
+        f"the chat template ends messages with {template_end}, which ends no "
+        "turn",
         "add its id to eos_token_id in generation_config.json.",
       )
 
@@ -394,9 +426,9 @@ class Footprint(NamedTuple):
   """Bytes that a run writes; `launch.plan` says what its devices hold.
 
   Attributes:
-    disk: the run's folder: the most checkpoints that exist at a time, the
-      export, and the recorded trajectories, if all have the maximum length.
-    handed: the current weights, which SGLang servers read.
+    disk: of the run folder: the checkpoints that exist at a time, the export,
+      and the recorded trajectories, if all have the maximum length.
+    handed: of the current weights, which SGLang servers read.
   """
 
   disk: int
@@ -408,22 +440,24 @@ def footprint(
 ) -> Footprint:
   """Returns the footprint of a run; `a` is without adapters."""
   a = lora.attach(a, config.lora)
-  trained = weights.count(table.trainable_rows(a))
-  base = weights.count(table.base_rows(a))
-  learned = trained
+  trained_count = weights.count(table.trainable_rows(a))
+  base_count = weights.count(table.base_rows(a))
+  optimized_count = trained_count
   if config.objective.has_critic:
-    learned += weights.count(table.critic_rows(a))
-  checkpoint = 3 * _MASTER * learned  # Weights and both moments.
-  keep = config.checkpoint
+    optimized_count += weights.count(table.critic_rows(a))
+  checkpoint_bytes = (
+    3 * _MASTER_BYTES * optimized_count
+  )  # Weights and both moments.
+  checkpoints = config.checkpoint
   curriculum = config.curriculum
-  recorded = math.ceil(curriculum.rollouts / config.save_every)
+  recorded_rollouts = math.ceil(curriculum.rollouts / config.save_every)
   tokens = config.questions * config.group * config.episode.max_context
-  export = base * jnp.dtype(keep.export_dtype).itemsize
+  export_bytes = base_count * jnp.dtype(checkpoints.export_dtype).itemsize
   if config.lora.rank:
-    export += _MASTER * trained
+    export_bytes += _MASTER_BYTES * trained_count
   return Footprint(
-    disk=checkpoint * (keep.keep_last + keep.keep_best + 1)
-    + export
-    + (recorded + 1) * tokens * _TOKEN,
-    handed=base * jnp.dtype(config.compute_dtype).itemsize,
+    disk=checkpoint_bytes * (checkpoints.keep_last + checkpoints.keep_best + 1)
+    + export_bytes
+    + (recorded_rollouts + 1) * tokens * _TOKEN_BYTES,
+    handed=base_count * jnp.dtype(config.compute_dtype).itemsize,
   )

@@ -70,14 +70,16 @@ from anysearch_jax.host import disk
 from anysearch_jax.launch import flags as launch_flags
 
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
-_CALLS = 16  # Of a judge, at a time.
-_judged = operator.itemgetter("failed", "answer", "question", "golden_answers")
-_LARGEST = 2**31 - 1  # Counts are stored as int32.
-# Settings that scoring does not know with other values, and why.
+_JUDGE_CALLS = 16  # At a time.
+_episode_fields = operator.itemgetter(
+  "failed", "answer", "question", "golden_answers"
+)
+_MAX_COUNT = 2**31 - 1  # Counts are stored as int32.
+# Settings that must have one of these values to be scored, and why.
 _IN_TRAINING = (
   "what such trajectories earned is in the files of their training."
 )
-_SCORED = (
+_REQUIRED_SETTINGS = (
   ("method.name", ("anysearch",), f"this is its reward; {_IN_TRAINING}"),
   (
     "objective.normalize",
@@ -93,18 +95,18 @@ _SCORED = (
 )
 
 
-_Count = Annotated[int, pydantic.Field(ge=0, le=_LARGEST)]
+_Count = Annotated[int, pydantic.Field(ge=0, le=_MAX_COUNT)]
 
 
 class RecordedSpan(pydantic.BaseModel, strict=True):
-  """One span of a file, of a `types.Span`."""
+  """One `types.Span` of a file."""
 
   author: Literal["model", "environment"]
   text: str
 
 
 class RecordedTrajectory(pydantic.BaseModel, strict=True):
-  """One trajectory of a file: what scoring needs of a `types.Trajectory`."""
+  """One trajectory of a file: the values of it that scoring needs."""
 
   spans: list[RecordedSpan]
   searches: _Count
@@ -113,7 +115,7 @@ class RecordedTrajectory(pydantic.BaseModel, strict=True):
 
 
 class RecordedGroup(pydantic.BaseModel, strict=True):
-  """One line of a file: what scoring needs of a `types.Group`."""
+  """One line of a file: the values of a `types.Group` that scoring needs."""
 
   question: str
   trajectories: list[RecordedTrajectory]
@@ -123,7 +125,7 @@ class RecordedGroup(pydantic.BaseModel, strict=True):
 
 
 class OfficialGroup(RecordedGroup, strict=True):
-  """What the official scorer needs besides."""
+  """A recorded group with the values that the official scorer needs."""
 
   dataset: str
   official_answers: list[str] = []
@@ -139,10 +141,10 @@ def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
     kind = OfficialGroup if scorer == "official" else RecordedGroup
     return kind.model_validate(record)
   except pydantic.ValidationError as error:
-    met = error.errors(include_url=False)[0]
-  where = ".".join(map(str, met["loc"])) or "the line"
-  value = reprlib.repr(met["input"])
-  raise ValueError(f"{where}: found {value}. {met['msg']}.")
+    error_details = error.errors(include_url=False)[0]
+  place = ".".join(map(str, error_details["loc"])) or "the line"
+  value = reprlib.repr(error_details["input"])
+  raise ValueError(f"{place}: found {value}. {error_details['msg']}.")
 
 
 def _refuse_constant(name: str) -> None:
@@ -158,8 +160,8 @@ def score_group(
   verdicts = [
     scoring.judge(
       [
-        types.Span(types.Author[each.author.upper()], each.text)
-        for each in trajectory.spans
+        types.Span(types.Author[span.author.upper()], span.text)
+        for span in trajectory.spans
       ],
       golden_answers=group.golden_answers,
       budget=group.budget,
@@ -170,11 +172,11 @@ def score_group(
   ]
   if not verdicts:
     return []
-  extra: list[dict[str, float | None]] = [{} for _ in verdicts]
+  official_scores: list[dict[str, float | None]] = [{} for _ in verdicts]
   if isinstance(group, OfficialGroup):
     accepted = group.official_answers or group.golden_answers
-    extra = [
-      official_scoring.named(
+    official_scores = [
+      official_scoring.by_name(
         official_scoring.score(group.dataset, verdict.answer, accepted)
       )
       for verdict in verdicts
@@ -192,21 +194,18 @@ def score_group(
     reward, advantage = jax.device_get(
       _compiled()(*columns, np.int32(group.budget), valid, config=config)
     )
-  values = {
+  scores_by_name = {
     **reward._asdict(),
     "gamma": np.full(len(verdicts), reward.gamma),
     "advantage": advantage,
   }
-  return [
-    {
-      **dataclasses.asdict(verdict),
-      **{key: float(values[key][i]) for key in _FLOATS},
-      **extra[i],
-    }
-    if valid[i]
-    else dict.fromkeys(("answer", "em", "format", *_FLOATS, *extra[i]))
-    for i, verdict in enumerate(verdicts)
-  ]
+  rows: list[dict[str, Any]] = []
+  for i, verdict in enumerate(verdicts):
+    row = dataclasses.asdict(verdict)
+    row |= {key: float(scores_by_name[key][i]) for key in _FLOATS}
+    row |= official_scores[i]
+    rows.append(row if valid[i] else dict.fromkeys(row))
+  return rows
 
 
 @functools.cache
@@ -240,23 +239,28 @@ def score_file(
 ) -> None:
   """Scores every line of `source` into `target`, which is written whole.
 
+  Args:
+    source: file of recorded groups.
+    target: file for the scores, which is replaced.
+    config: has the weights of the rewards, and the scorer.
+
   Raises:
     ValueError: a line is malformed (the message has its number), or the
       configuration is of another system than AnySearch.
     OSError: a file cannot be read or written.
   """
-  for path, accepted, why in _SCORED:
-    part, _, name = path.partition(".")
-    found = getattr(getattr(config, part), name)
-    if found not in accepted:
+  for path, accepted_values, reason in _REQUIRED_SETTINGS:
+    section, _, name = path.partition(".")
+    setting_value = getattr(getattr(config, section), name)
+    if setting_value not in accepted_values:
       raise ValueError(
-        f"{path}: found {found!r}, expected "
-        f"{' or '.join(map(repr, accepted))}: {why}"
+        f"{path}: found {setting_value!r}, expected "
+        f"{' or '.join(map(repr, accepted_values))}: {reason}"
       )
   with (
-    disk.replacing(target) as beside,
+    disk.replacing(target) as draft,
     open(source, "rb") as lines,
-    open(beside, "w") as output,
+    open(draft, "w") as output,
   ):
     for number, line in enumerate(lines, 1):
       try:
@@ -275,13 +279,17 @@ def judge_file(f: flags.FlagValues) -> None:
   from anysearch_jax.evaluation import harness, journal, judging
   from anysearch_jax.host import json_files, loop, openai_endpoint, run_lock
 
-  made = {"key_variable": f.judge_key_variable, "deadline": f.judge_deadline}
   endpoint = openai_endpoint.OpenAIEndpoint(
-    f.judge, "/chat/completions", concurrency=_CALLS, **made
+    f.judge,
+    "/chat/completions",
+    key_variable=f.judge_key_variable,
+    deadline=f.judge_deadline,
+    concurrency=_JUDGE_CALLS,
   )
-  asked = endpoint, f.judge_model, judging.prompt(f.judge_prompt)
-  name = f"{f.judge_model}, prompt {json_files.sha256(asked[2])[:8]}"
-  source, target = pathlib.Path(f.input), pathlib.Path(f.output)
+  prompt = judging.prompt(f.judge_prompt)
+  name = f"{f.judge_model}, prompt {json_files.sha256(prompt)[:8]}"
+  source = pathlib.Path(f.input)
+  target = pathlib.Path(f.output)
   failed: list[Exception] = []
 
   def key(row: journal.Row) -> tuple[Any, ...]:
@@ -289,38 +297,41 @@ def judge_file(f: flags.FlagValues) -> None:
 
   async def judge(row: journal.Row) -> None:
     try:
-      found = await judging.judge(row, *asked)
-      rows.add({**row, "judge": name, **found})
+      verdict = await judging.judge(row, endpoint, f.judge_model, prompt)
+      rows.add({**row, "judge": name, **verdict})
     except types.RetrievalError as error:
       failed.append(error)
 
-  places: dict[tuple[Any, ...], int] = {}
+  positions: dict[tuple[Any, ...], int] = {}
   for number, row in enumerate(journal.read(source), 1):
     try:
-      found, _ = key(row), _judged(row)[-1][0]
-      if found in places:
-        raise ValueError(f"{found} a second time")
+      episode_key = key(row)
+      _episode_fields(row)[-1][0]  # Raises LookupError if one is missing.
+      if episode_key in positions:
+        raise ValueError(f"{episode_key} a second time")
     except (LookupError, TypeError, ValueError) as error:
       raise ValueError(
         f"{source}, row {number}: found no episode ({error!r}), "
         "expected the lines of an evaluation's episodes.jsonl, each once."
       ) from error
-    places[found] = len(places)
+    positions[episode_key] = len(positions)
   with (
     run_lock.hold(target.parent / run_lock.NAME),
     journal.Journal(
       target,
-      len(places),
-      lambda row: places[key(row)],
+      len(positions),
+      lambda row: positions[key(row)],
       again=lambda row: row["judge"] != name,
     ) as rows,
   ):
-    left = (x for x in journal.read(source) if places[key(x)] not in rows)
-    loop.run(harness.each(left, judge, at_once=_CALLS))
+    unjudged_rows = (
+      x for x in journal.read(source) if positions[key(x)] not in rows
+    )
+    loop.run(harness.each(unjudged_rows, judge, at_once=_JUDGE_CALLS))
     if failed:
       raise ValueError(
-        f"--judge: found no verdict on {len(failed)} of {len(places)} answers "
-        f"({failed[0]}); run the same command again."
+        f"--judge: found no verdict on {len(failed)} of {len(positions)} "
+        f"answers ({failed[0]}); run the same command again."
       )
     rows.finish()
 
@@ -341,13 +352,36 @@ def main(argv: Sequence[str]) -> None:
 def define_flags() -> None:
   """Defines the command's flags."""
   launch_flags.define_config(required=False)
-  flags.DEFINE_string("input", None, "Recorded groups, one JSON a line.")
-  flags.DEFINE_string("output", None, "Where the scores go.")
-  flags.DEFINE_string("judge", None, "Address of a server of chat completions.")
-  flags.DEFINE_string("judge_model", "", "Name of its model.")
-  flags.DEFINE_string("judge_key_variable", "", "Variable with its key.")
-  flags.DEFINE_string("judge_prompt", "", "A file as evaluation/judge.toml.")
-  flags.DEFINE_float("judge_deadline", 120.0, "Seconds of a call.", 0.0)
+  flags.DEFINE_string(
+    "input",
+    None,
+    "File of recorded groups, one JSON object a line; with --judge, "
+    "episodes.jsonl of an evaluation.",
+  )
+  flags.DEFINE_string(
+    "output", None, "File for the scores; it is replaced, and may be --input."
+  )
+  flags.DEFINE_string(
+    "judge",
+    None,
+    "Address of a server of chat completions, such as "
+    "http://127.0.0.1:8000/v1, whose model judges the answers.",
+  )
+  flags.DEFINE_string("judge_model", "", "Name of the model at --judge.")
+  flags.DEFINE_string(
+    "judge_key_variable",
+    "",
+    "Environment variable with the key for --judge; default: no key.",
+  )
+  flags.DEFINE_string(
+    "judge_prompt",
+    "",
+    "File of the judge's prompt, in the form of evaluation/judge.toml; "
+    "default: that file.",
+  )
+  flags.DEFINE_float(
+    "judge_deadline", 120.0, "Seconds that one judgement may take.", 0.0
+  )
   flags.mark_flags_as_required(["input", "output"])
 
 

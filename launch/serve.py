@@ -43,34 +43,70 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
   from anysearch_jax.serving import mcp_server
 
-_WARM = "?"  # Compiles the engine's programs before the first client.
+# Asked before the first client, so that the engine compiles its programs.
+_WARM_UP_QUESTION = "?"
 
 
 def define_flags() -> None:
   policies.define_flags()
   flags.DEFINE_integer(
-    "port", None, "Default: 8400, with --mcp 8401; 0: any free one.", 0, 65535
+    "port",
+    None,
+    "TCP port to listen at; 0: any free one. Default: 8400, with --mcp --http "
+    "8401.",
+    0,
+    65535,
   )
-  flags.DEFINE_string("name", None, "The model's name for clients.")
+  flags.DEFINE_string(
+    "name",
+    None,
+    "Name of the model for clients; default: that of the configuration, or of "
+    "the policy with --documents.",
+  )
   flags.DEFINE_integer(
-    "budget", 3, "Searches of a request that does not say.", lower_bound=0
+    "budget",
+    3,
+    "Searches that an answer may use if the request does not say.",
+    lower_bound=0,
   )
-  flags.DEFINE_integer("max_budget", 10, "The most searches of a request.", 0)
+  flags.DEFINE_integer(
+    "max_budget", 10, "Limit on the searches that a request may ask for.", 0
+  )
   flags.DEFINE_float(
     "deadline",
     None,
-    "The longest of a request, in seconds; default: 120, with --mcp no limit.",
+    "Limit on the seconds of a request; default: 120, with --mcp no limit.",
     lower_bound=0.1,
   )
   flags.DEFINE_bool("mcp", False, "Serve MCP over standard input and output.")
-  flags.DEFINE_bool("http", False, "With --mcp: serve it over HTTP instead.")
-  flags.DEFINE_integer(
-    "queue", 0, "Questions under way at a time; 0: eight for each slot.", 0
+  flags.DEFINE_bool(
+    "http",
+    False,
+    "With --mcp: serve MCP over HTTP instead, to clients of this machine.",
   )
-  flags.DEFINE_integer("connections", 4096, "At a time.", 1)
-  flags.DEFINE_string("keys", None, "File of the clients' keys.")
+  flags.DEFINE_integer(
+    "queue",
+    0,
+    "Limit on the questions under way at a time, beyond which requests are "
+    "refused; 0: eight for each slot of the engine.",
+    0,
+  )
+  flags.DEFINE_integer(
+    "connections",
+    4096,
+    "Limit on the connections at a time; it is lower if this process may open "
+    "fewer files.",
+    1,
+  )
   flags.DEFINE_string(
-    "new_key", None, "Adds a key of this name to --keys, prints it, and ends."
+    "keys",
+    None,
+    "File of the clients' keys and their limits; default: no client needs one.",
+  )
+  flags.DEFINE_string(
+    "new_key",
+    None,
+    "Name of a client: add a key for it to --keys, print the key, and end.",
   )
   launch_flags.define_listening()
   launch_flags.define_process()
@@ -83,19 +119,19 @@ def main(argv: Sequence[str]) -> None:
     return
   if f.http and not f.mcp:
     raise app.UsageError("--http goes with --mcp.")
-  config, chosen = policies.read_flags(documents.read_config())
+  config, choice = policies.read_flags(documents.read_config())
   if f.mcp:
-    _serve_mcp(config, chosen)
+    _serve_mcp(config, choice)
     # Python and XLA tear down for seconds, and a client kills its server two
     # seconds after it hung up. Everything of ours is closed by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-  _serve_http(config, chosen)
+  _serve_http(config, choice)
 
 
 def _serve_http(
-  config: config_lib.ExperimentConfig, chosen: policies.Chosen
+  config: config_lib.ExperimentConfig, choice: policies.PolicyChoice
 ) -> None:
   """Serves OpenAI's clients until a signal arrives."""
   f = flags.FLAGS
@@ -125,17 +161,17 @@ def _serve_http(
       file = pathlib.Path(f.keys)
       guard = keys.Guard(keys.read(file), file.with_suffix(".usage.sqlite"))
       stack.callback(guard.close)
-    prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
-    agent = stack.enter_context(agents.loaded(prepared))
+    prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
+    agent = stack.enter_context(agents.open_agent(prepared))
     # Without the address of a model elsewhere, so that the greeting has one
     # URL, that of this service.
-    is_elsewhere = chosen.kind == "openai"
-    policy = chosen.name.rpartition("@")[0] if is_elsewhere else chosen.name
-    is_own = f.documents or f.index
-    name = pathlib.Path(policy).name if is_own else config.name
-    if chosen.endpoint is None:  # Nothing compiles for a model elsewhere.
-      agent.ask((agent.examples or [_WARM])[0], budget=0)
-    running = service.Service(
+    is_elsewhere = choice.kind == "openai"
+    policy = choice.name.rpartition("@")[0] if is_elsewhere else choice.name
+    has_documents = f.documents or f.index
+    name = pathlib.Path(policy).name if has_documents else config.name
+    if choice.endpoint is None:  # Nothing compiles for a model elsewhere.
+      agent.ask((agent.examples or [_WARM_UP_QUESTION])[0], budget=0)
+    http_service = service.Service(
       agent,
       fields.Served(
         model=f.name or name,
@@ -147,17 +183,17 @@ def _serve_http(
         prices=agents.prices(config),
       ),
       guard=guard,
-      most=f.queue,
+      max_questions=f.queue,
     )
     http_server.serve(
-      service.create_app(running),
-      running,
-      named=f"{config.name} ({policy})",
+      service.create_app(http_service),
+      http_service,
+      title=f"{config.name} ({policy})",
       host=f.host,
       port=port,
       connections=f.connections,
       headers=10,
-      signals=stopping.heard,
+      signals=stopping.on_signals,
       request=deadline,
       grace=f.grace,
       hosts=f.hosts,
@@ -179,7 +215,7 @@ def _add_key() -> None:
 
 
 def _serve_mcp(
-  config: config_lib.ExperimentConfig, chosen: policies.Chosen
+  config: config_lib.ExperimentConfig, choice: policies.PolicyChoice
 ) -> None:
   """Serves MCP clients over standard input and output, or over HTTP."""
   f = flags.FLAGS
@@ -203,9 +239,9 @@ def _serve_mcp(
     jax_setup.configure(threads=f.threads, cache=f.cache)
     from anysearch_jax.launch import agents
 
-    prepared = agents.prepare(config, chosen, allow_cpu=f.allow_cpu)
+    prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(
-      agents.loading_agent(prepared, lambda: documents.update(config))
+      agents.open_in_thread(prepared, lambda: documents.update(config))
     )
     service = mcp_server.Service(
       agent,
@@ -252,8 +288,8 @@ def _serve_stdio(
   """
   import anyio
 
-  def check(loaded: concurrent.futures.Future[agent_lib.Agent]) -> None:
-    if error := loaded.exception():
+  def check(future: concurrent.futures.Future[agent_lib.Agent]) -> None:
+    if error := future.exception():
       stopping.say(f"launch.serve: {error}")
       os._exit(1)
 
@@ -262,7 +298,7 @@ def _serve_stdio(
   # them elsewhere for everybody else.
   os.dup2(stdout, 1)
   try:
-    with stopping.heard(lambda number: os._exit(0)):
+    with stopping.on_signals(lambda number: os._exit(0)):
       anyio.run(service.server.run_stdio_async)
   except* (BrokenPipeError, ConnectionError):
     pass  # The client is gone.
@@ -279,13 +315,13 @@ def _serve_mcp_http(service: mcp_server.Service) -> None:
     # Without a host it leaves Host and Origin to us.
     service.server.streamable_http_app(host=""),
     service,
-    named="MCP",
+    title="MCP",
     path="/mcp",
     host=f.host,
     port=8401 if f.port is None else f.port,
     connections=f.connections,
     headers=10,
-    signals=stopping.heard,
+    signals=stopping.on_signals,
     request=1e9,  # A call may take as long as it likes.
     grace=f.grace,
     hosts=f.hosts,

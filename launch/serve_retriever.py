@@ -39,23 +39,27 @@ def serve(
 ) -> None:
   """Serves the app of `service.create_app` until a signal arrives.
 
-  `listening` has host, port, grace and hosts, see `http_server.serve`.
+  Args:
+    search: the index.
+    limits: limits on requests and connections.
+    token: token that clients must send; "": none.
+    listening: host, port, grace and hosts, see `http_server.serve`.
   """
-  made = service.create_app(search, limits=limits, token=token)
-  running = made.state.service
+  asgi_app = service.create_app(search, limits=limits, token=token)
+  search_service = asgi_app.state.service
   http_server.serve(
-    made,
-    running,
-    named=f"{len(search)} passages",
+    asgi_app,
+    search_service,
+    title=f"{len(search)} passages",
     connections=limits.connections,
     headers=limits.headers,
-    signals=stopping.heard,
+    signals=stopping.on_signals,
     request=limits.seconds(limits.queries),
     **listening,
   )
-  if running.batcher.busy:
-    # A search still runs though no request waits for it. Its thread cannot be
-    # ended, so the process exits around it.
+  if search_service.batcher.busy:
+    # A search still runs, although no request waits for it. Its thread cannot
+    # be ended, so the process exits at once.
     logging.getLogger(__name__).warning("left a search unfinished")
     logging.shutdown()
     sys.stdout.flush()
@@ -65,14 +69,24 @@ def serve(
 def define_flags() -> None:
   flags.DEFINE_string("index", None, "Folder of the index.", required=True)
   flags.DEFINE_string(
-    "encoder", None, "The index's encoder, if it is not where it was."
+    "encoder",
+    None,
+    "Hugging Face folder of the encoder that made the index, if it has moved.",
   )
-  flags.DEFINE_bool("verify", False, "Read all of the index and its hashes.")
-  flags.DEFINE_integer("port", 8000, "0: any free one.", 0, 65535)
+  flags.DEFINE_bool(
+    "verify",
+    False,
+    "Read the whole index first and compare its hashes, which finds damaged "
+    "files.",
+  )
+  flags.DEFINE_integer(
+    "port", 8000, "TCP port to listen at; 0: any free one.", 0, 65535
+  )
   flags.DEFINE_string(
     "token_variable",
     None,
-    "Environment variable with the token that clients must have.",
+    "Environment variable with the bearer token that clients must send; "
+    "default: none is needed.",
   )
   for field in dataclasses.fields(dialects.Limits):
     define: Any = {
@@ -89,8 +103,8 @@ def main(argv) -> None:
   f = flags.FLAGS
   try:
     names = [field.name for field in dataclasses.fields(dialects.Limits)]
-    values: dict[str, Any] = {name: f[name].value for name in names}
-    limits = dialects.Limits(**values)
+    limit_values: dict[str, Any] = {name: f[name].value for name in names}
+    limits = dialects.Limits(**limit_values)
   except ValueError as error:
     raise app.UsageError(f"--{error}") from error
   token = ""

@@ -4,8 +4,8 @@ Services start first. When all of them answer, the main command starts; when it
 ends, everything ends. Each command writes to its own log, and one line is
 printed whenever something changes. A stop is passed on to the main command,
 which may need its services while it saves, so they are stopped only after it
-has ended, which may take an hour. What a command leaves behind is killed,
-except processes with a session of their own.
+has ended, which may take an hour. Processes that a command leaves behind are
+killed, except those with a session of their own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import httpx2
 
 from anysearch_jax.launch import progress, stopping
 
-_POLL = 0.1  # Seconds between polls of the processes.
-_SHOW = 5.0  # Seconds between the printed lines of a part.
-_ANSWER = 5.0  # Seconds for an answer about its health.
-_TAIL = 20  # Lines of a log that are shown after a failure.
-_LEFT_BEHIND = 2.0  # Seconds that killed processes may take to disappear.
+_POLL_SECONDS = 0.1  # Between polls of the processes.
+_SHOW_SECONDS = 5.0  # Between the printed lines of a part.
+_ANSWER_SECONDS = 5.0  # For an answer to a health check.
+_TAIL_LINES = 20  # Of a log, shown after a failure.
+_KILL_SECONDS = 2.0  # That killed processes may take to disappear.
 # Seconds that a main command may take to save. The trainer ends before, because
 # it has a limit of its own (`launch.train --grace`).
-_SAVES = 3600.0
+_SAVE_SECONDS = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Part:
     command: the program and its arguments.
     env: variables that are added to the environment.
     health: URL that answers without error when it is ready; "": ready at once.
-    restarts: how often it is restarted if it ends before the main command.
+    restarts: limit on its restarts, if it ends before the main command.
   """
 
   name: str
@@ -57,7 +57,7 @@ class Part:
   health: str = ""
   restarts: int = 0
 
-  def shown(self) -> str:
+  def shell_text(self) -> str:
     """Returns the command with its environment, quoted for a shell."""
     words = [f"{name}={shlex.quote(x)}" for name, x in self.env.items()]
     for word in self.command:
@@ -74,16 +74,17 @@ _say = functools.partial(print, flush=True)  # A pipe would buffer it.
 
 
 @contextlib.contextmanager
-def signals() -> Iterator[tuple[threading.Event, threading.Event]]:
+def stop_events() -> Iterator[tuple[threading.Event, threading.Event]]:
   """Yields two events: a signal asks to stop, and a later one to kill."""
-  asked, urged = threading.Event(), threading.Event()
+  stop_event = threading.Event()
+  kill_event = threading.Event()
 
   def first(number: int) -> None:
     _say(f"stopping everything on {signal.Signals(number).name}")
-    asked.set()
+    stop_event.set()
 
-  with stopping.heard(first, lambda number: urged.set()):
-    yield asked, urged
+  with stopping.on_signals(first, lambda number: kill_event.set()):
+    yield stop_event, kill_event
 
 
 def run(
@@ -113,21 +114,21 @@ def run(
   logs.mkdir(parents=True, exist_ok=True)
   serving: list[Running] = []
   mains: list[Running] = []
-  with signals() as (asked, urged):
+  with stop_events() as (stop_event, kill_event):
     try:
       for part in services:
         serving.append(Running(part, logs))
-      _await_health(serving, asked, deadline)
+      _await_health(serving, stop_event, deadline)
       mains.append(Running(main, logs))
-      return _await_end(mains[0], serving, asked)
+      return _await_end(mains[0], serving, stop_event)
     except PartError as error:
       _say(str(error))
       return 1
     except stopping.StoppedError:
       pass  # The exit code is known once all have ended.
     finally:
-      stop(mains, urged)
-      stop(serving, urged, grace)
+      stop(mains, kill_event)
+      stop(serving, kill_event, grace)
   if not mains:
     return stopping.RESUME
   code = mains[0].code
@@ -136,38 +137,38 @@ def run(
 
 
 def _await_health(
-  services: Sequence[Running], asked: threading.Event, deadline: float
+  services: Sequence[Running], stop_event: threading.Event, deadline: float
 ) -> None:
   """Waits until all services that say when they are ready have answered."""
-  end = time.monotonic() + deadline
+  end_time = time.monotonic() + deadline
   for service in [service for service in services if service.part.health]:
     url = service.part.health
     while not _answers(url):
-      _check(services, asked)
-      if time.monotonic() > end:
+      _check_services(services, stop_event)
+      if time.monotonic() > end_time:
         raise service.failure(
           f"did not answer {url} within {deadline:g} seconds"
         )
       service.show()
-      time.sleep(_POLL)
+      time.sleep(_POLL_SECONDS)
     service.say(f"ready after {service.took}")
-  _check(services, asked)
+  _check_services(services, stop_event)
 
 
 def _await_end(
-  main: Running, services: list[Running], asked: threading.Event
+  main: Running, services: list[Running], stop_event: threading.Event
 ) -> int:
   """Waits for the main command and returns its exit code.
 
   A service that is restarted meanwhile is replaced in the list.
   """
   while (code := main.code) is None:
-    for place, service in enumerate(services):
+    for index, service in enumerate(services):
       if service.code is not None and service.part.restarts:
-        services[place] = service.again()
-    _check(services, asked)
+        services[index] = service.restart()
+    _check_services(services, stop_event)
     main.show()
-    time.sleep(_POLL)
+    time.sleep(_POLL_SECONDS)
   if code:
     main.say(main.with_log(f"failed with code {code} after {main.took}"))
   else:
@@ -176,9 +177,11 @@ def _await_end(
   return code
 
 
-def _check(services: Sequence[Running], asked: threading.Event) -> None:
+def _check_services(
+  services: Sequence[Running], stop_event: threading.Event
+) -> None:
   """Raises if a signal arrived or a service has ended."""
-  if asked.is_set():
+  if stop_event.is_set():
     raise stopping.StoppedError(stopping.RESUME)
   for service in services:
     if service.code is not None:
@@ -189,7 +192,7 @@ def _check(services: Sequence[Running], asked: threading.Event) -> None:
 
 
 class Running:
-  """A started part, its log, and the lines that are printed of it.
+  """A started part, its log, and the lines that report on it.
 
   Args:
     part: the command.
@@ -203,8 +206,9 @@ class Running:
   def __init__(self, part: Part, logs: pathlib.Path):
     self.part = part
     self.log = logs / f"{part.name}.log"
-    self._last = ""
-    self._shown = self._began = time.monotonic()
+    self._last_line = ""
+    self._started_at = time.monotonic()
+    self._shown_at = self._started_at
     address = urllib.parse.urlsplit(part.health)
     if address.hostname:
       with contextlib.suppress(OSError):
@@ -215,9 +219,9 @@ class Running:
         )
     self.say(f"starts; log: {self.log}")
     with self.log.open("ab") as file:
-      file.write(f"$ {part.shown()}\n".encode())
+      file.write(f"$ {part.shell_text()}\n".encode())
       file.flush()
-      self._start = file.tell()  # `text` and `tail` skip what is before it.
+      self._log_start = file.tell()  # `text` and `tail` skip what is before it.
       try:
         self._process = subprocess.Popen(
           part.command,
@@ -239,13 +243,16 @@ class Running:
   @property
   def took(self) -> str:
     """The time since its start, in words."""
-    return progress.duration(time.monotonic() - self._began)
+    return progress.duration(time.monotonic() - self._started_at)
 
-  def text(self, last: int | None = None) -> str:
-    """Returns its output so far, or the `last` bytes of it."""
+  def text(self, max_bytes: int | None = None) -> str:
+    """Returns its output so far, or its last `max_bytes`."""
     with self.log.open("rb") as file:
       size = file.seek(0, os.SEEK_END)
-      file.seek(self._start if last is None else max(self._start, size - last))
+      start = self._log_start
+      if max_bytes is not None:
+        start = max(start, size - max_bytes)
+      file.seek(start)
       return file.read().decode(errors="replace")
 
   def tail(self, count: int) -> list[str]:
@@ -259,72 +266,76 @@ class Running:
     self._process.terminate()
 
   def kill(self) -> None:
-    """Kills it and what it left behind, and waits for them for a moment.
+    """Kills the part and its children, and waits for their end for a moment.
 
-    Those that wait for a device cannot be killed.
+    Processes that wait for a device cannot be killed.
     """
-    end = time.monotonic() + _LEFT_BEHIND
+    end_time = time.monotonic() + _KILL_SECONDS
     with contextlib.suppress(ProcessLookupError):
-      while time.monotonic() < end:
+      while time.monotonic() < end_time:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.poll()
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
 
-  def say(self, what: str) -> None:
+  def say(self, sentence: str) -> None:
     """Prints a line with the part's name."""
-    _say(f"[{self.part.name}] {what}")
+    _say(f"[{self.part.name}] {sentence}")
 
   def show(self, *, now: bool = False) -> None:
     """Prints the last line of the log, if it is a new one."""
-    if not now and time.monotonic() - self._shown < _SHOW:
+    if not now and time.monotonic() - self._shown_at < _SHOW_SECONDS:
       return
-    self._shown = time.monotonic()
-    last = "".join(self.tail(1))
-    if last and last != self._last:
-      self._last = last
-      self.say(last[:200])
+    self._shown_at = time.monotonic()
+    last_line = "".join(self.tail(1))
+    if last_line and last_line != self._last_line:
+      self._last_line = last_line
+      self.say(last_line[:200])
 
-  def with_log(self, what: str) -> str:
-    """Returns `what` with the end of the log."""
-    end = "".join(f"\n  {line}" for line in self.tail(_TAIL)) or " empty."
-    return f"{what}; the end of {self.log}:{end}"
+  def with_log(self, sentence: str) -> str:
+    """Returns the sentence with the end of the log."""
+    log_end = (
+      "".join(f"\n  {line}" for line in self.tail(_TAIL_LINES)) or " empty."
+    )
+    return f"{sentence}; the end of {self.log}:{log_end}"
 
-  def failure(self, what: str) -> PartError:
-    """Returns an error that says what failed, with the end of the log."""
-    return PartError(f"[{self.part.name}] {self.with_log(what)}")
+  def failure(self, sentence: str) -> PartError:
+    """Returns an error: the sentence, with the end of the log."""
+    return PartError(f"[{self.part.name}] {self.with_log(sentence)}")
 
-  def again(self) -> Running:
+  def restart(self) -> Running:
     """Restarts the part after it ended, with one restart less."""
-    left = self.part.restarts
+    restarts_left = self.part.restarts
     self.say(
       f"ended with code {self.code} after {self.took}; it is started again, "
-      f"{left} of that left"
+      f"{restarts_left} of that left"
     )
     self.kill()  # Its children may still hold its port or GPUs.
-    part = dataclasses.replace(self.part, restarts=left - 1)
+    part = dataclasses.replace(self.part, restarts=restarts_left - 1)
     return Running(part, self.log.parent)
 
 
 def stop(
-  running: Sequence[Running], urged: threading.Event, limit: float | None = None
+  running: Sequence[Running],
+  kill_event: threading.Event,
+  limit: float | None = None,
 ) -> None:
   """Stops parts, with all that they started.
 
   Args:
     running: the parts.
-    urged: is set when what is left must be killed at once.
+    kill_event: is set when the remaining parts must be killed at once.
     limit: seconds between SIGTERM and SIGKILL.
   """
-  end = time.monotonic() + (_SAVES if limit is None else limit)
+  end_time = time.monotonic() + (_SAVE_SECONDS if limit is None else limit)
   for part in running:
     part.terminate()
-  while waiting := [part for part in running if part.code is None]:
-    if urged.is_set() or time.monotonic() > end:
+  while unfinished := [part for part in running if part.code is None]:
+    if kill_event.is_set() or time.monotonic() > end_time:
       break
-    for part in waiting:
+    for part in unfinished:
       part.show(now=True)  # It may say how long it takes.
-    time.sleep(_POLL)
-  for part in waiting:
+    time.sleep(_POLL_SECONDS)
+  for part in unfinished:
     part.say("did not end by itself; killed")
   for part in running:
     part.kill()
@@ -334,6 +345,6 @@ def _answers(url: str) -> bool:
   """Returns whether a service of this machine answers without an error."""
   try:
     # Proxies of the environment are ignored.
-    return httpx2.get(url, timeout=_ANSWER, trust_env=False).is_success
+    return httpx2.get(url, timeout=_ANSWER_SECONDS, trust_env=False).is_success
   except httpx2.HTTPError:
     return False

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
   from anysearch_jax.training import loop
 
 # Metrics in the progress line of a rollout; some systems have no format.
-_SHOWN = {
+_LINE_METRICS = {
   "em": "reward/em",
   "format": "reward/format",
   "searches": "rollout/searches",
@@ -60,14 +60,16 @@ _SHOWN = {
 }
 
 # Passes over the questions after which a policy may know their answers.
-_PASSES = 10
+_MAX_PASSES = 10
 
 
 def define_flags() -> None:
   launch_flags.define_training()
   distributed.define_flags()
   flags.DEFINE_bool(
-    "timeline", False, "Trace the run into the folder's profile/, for XProf."
+    "timeline",
+    False,
+    "Trace the run into profile/ of its folder, for XProf in TensorBoard.",
   )
 
 
@@ -87,68 +89,74 @@ def main(argv: Sequence[str]) -> None:
   jax_setup.configure(threads=flags.FLAGS.threads, cache=flags.FLAGS.cache)
   folder = launch_flags.run_folder(config, flags.FLAGS.output)
   distributed.connect()
-  saved = functools.partial(_saved, folder)
-  with distributed.leaves_at_once(saved), contextlib.ExitStack() as held:
-    _main(config, folder, held)
+  resume_sentence = functools.partial(_resume_sentence, folder)
+  with (
+    distributed.leaves_at_once(resume_sentence),
+    contextlib.ExitStack() as stack,
+  ):
+    _train(config, folder, stack)
 
 
-def _saved(folder: pathlib.Path) -> str:
+def _resume_sentence(folder: pathlib.Path) -> str:
   """Returns a sentence that says from where a run resumes."""
   from anysearch_jax.training import checkpoint
 
-  if saved := checkpoint.rollouts(folder / "checkpoints"):
-    return f"The same command resumes from checkpoint {saved[-1]}."
+  if rollouts := checkpoint.rollouts(folder / "checkpoints"):
+    return f"The same command resumes from checkpoint {rollouts[-1]}."
   return "The same command begins anew: no rollout was saved yet."
 
 
-def _main(
+def _train(
   config: config_lib.ExperimentConfig,
   folder: pathlib.Path,
-  held: contextlib.ExitStack,
+  stack: contextlib.ExitStack,
 ) -> None:
   """Trains, and exits with a sentence if that fails."""
   from anysearch_jax.host import processes
   from anysearch_jax.training import checkpoint, health
 
-  grace, trainer = flags.FLAGS.grace, None
+  grace = flags.FLAGS.grace
+  trainer = None
   line = progress.Line(config.curriculum.rollouts, unit="rollout")
 
   def tick(event: loop.Event) -> None:
     """Prints a line for a rollout."""
     if processes.is_main():
-      shown = " ".join(
+      metrics = " ".join(
         f"{name} {event.values[metric]:.2f}"
-        for name, metric in _SHOWN.items()
+        for name, metric in _LINE_METRICS.items()
         if metric in event.values
       )
-      line.tick(event.rollout + 1, f"phase {event.values['phase']} {shown}")
+      line.tick(event.rollout + 1, f"phase {event.values['phase']} {metrics}")
 
   def note(rollout: int, changes: Sequence[config_settings.Change]) -> None:
     """Notes in the run folder what this start changed."""
 
     def write() -> None:
-      changed = run_history.resumed(
+      differences = run_history.record_start(
         folder, config, provenance, rollout=rollout, changes=changes
       )
-      if changed:
-        said = ", ".join(f"{change} ({change.kind})" for change in changed)
-        stopping.say(f"changed from rollout {rollout} on: {said}")
+      if differences:
+        sentence = ", ".join(
+          f"{change} ({change.kind})" for change in differences
+        )
+        stopping.say(f"changed from rollout {rollout} on: {sentence}")
 
     processes.on_main(write)
 
   try:
-    trainer, provenance = _trainer(config, folder, held, line)
+    trainer, provenance = _trainer(config, folder, stack, line)
     with (
       disk.translate_errors(folder),
       stopping.saving(
         trainer.stop,
         trainer.stop_seconds if grace is None else lambda: grace,
-        functools.partial(_saved, folder),
+        functools.partial(_resume_sentence, folder),
       ),
     ):
       finished = trainer.run(tick, note)
   except disk.DiskError as error:
-    sys.exit(f"launch.train: {error} {_saved(folder)}")
+    sys.exit(f"launch.train: {error} {_resume_sentence(folder)}")
   except (
     checkpoint.DamagedError,
     health.NotFiniteError,
@@ -158,8 +166,8 @@ def _main(
   ) as error:
     sys.exit(f"launch.train: {error}")
   except ValueError as error:
-    refused = checkpoint.MismatchError, plugins.PluginError
-    if trainer is not None and not isinstance(error, refused):
+    refused_errors = checkpoint.MismatchError, plugins.PluginError
+    if trainer is not None and not isinstance(error, refused_errors):
       raise RuntimeError("Found a bug; its traceback is above.") from error
     sys.exit(f"launch.train: {error}")
   if not finished:
@@ -173,12 +181,12 @@ def _main(
 def _trainer(
   config: config_lib.ExperimentConfig,
   folder: pathlib.Path,
-  held: contextlib.ExitStack,
+  stack: contextlib.ExitStack,
   line: progress.Line,
 ) -> tuple[loop.Trainer, dict]:
   """Returns the trainer and the provenance of a run, whose folder it creates.
 
-  `held` keeps the lock of the folder; `line` tells that the searches wait.
+  `stack` keeps the lock of the folder; `line` tells that the searches wait.
   """
   import jax
 
@@ -192,22 +200,22 @@ def _trainer(
   questions, retriever, provenance = processes.barrier_call(
     lambda: _begin(config)
   )
-  first = processes.on_main(lambda: provenance["retriever"])
+  main_identity = processes.on_main(lambda: provenance["retriever"])
   if retriever is None:
-    provenance["retriever"] = first
+    provenance["retriever"] = main_identity
   if processes.is_main():
     print(passes(questions), flush=True)
-  agree(config, provenance)
+  check_agreement(config, provenance)
   allow = flags.FLAGS.allow_changes
   sinks: list[trackers.Sender] = []
 
   def begin() -> None:
-    held.enter_context(run_lock.hold(folder / run_lock.NAME))
+    stack.enter_context(run_lock.hold(folder / run_lock.NAME))
     run_history.begin(folder, config, provenance, allow=allow)
     values = config_settings.to_dict(config)
     names = [name for name in trackers.KINDS if flags.FLAGS[name].value]
     sinks.extend(
-      held.enter_context(trackers.opened(names, folder=folder, config=values))
+      stack.enter_context(trackers.opened(names, folder=folder, config=values))
     )
 
   with disk.translate_errors(folder):
@@ -216,7 +224,7 @@ def _trainer(
   if retriever is not None:
     searcher = searching.BatchingRetriever(retriever, config.search)
     if processes.is_main():
-      held.enter_context(line.telling(searcher.waits))
+      stack.enter_context(line.reporting_waits(searcher.waits))
   trainer = loop.Trainer(
     config,
     method=systems.trained(config),
@@ -231,12 +239,12 @@ def _trainer(
     trace=flags.FLAGS.timeline,
     allow_changes=allow,
     sinks=sinks,
-    hangs=_hangs,
+    hangs=_stop_hanging_step,
   )
   return trainer, provenance
 
 
-def _hangs() -> None:
+def _stop_hanging_step() -> None:
   """Stops this process, which gives up a step that does not end."""
   stopping.say("a step takes hours, or ten times any before; do devices hang?")
   os.kill(os.getpid(), signal.SIGTERM)
@@ -252,7 +260,7 @@ def _questions(
 
 
 def passes(questions: Sequence[types.Question]) -> str:
-  """Returns how often a run asks its questions, and whether that is much."""
+  """Returns how often a run asks each question, with a warning above ten."""
   from anysearch_jax.data import dataset_iterator
 
   distinct = dataset_iterator.progress(questions, 0)["of"]
@@ -261,9 +269,9 @@ def passes(questions: Sequence[types.Question]) -> str:
     f"passes over the questions: {times:.1f} ({len(questions):,} of "
     f"{distinct:,} questions)"
   )
-  if times > _PASSES:
+  if times > _MAX_PASSES:
     line += (
-      f"; after {_PASSES} a policy may know the answers: prepare more "
+      f"; after {_MAX_PASSES} a policy may know the answers: prepare more "
       "questions, or set a smaller curriculum.total_steps"
     )
   return line
@@ -317,12 +325,12 @@ def check_alone(config: config_lib.SglangConfig) -> None:
   from anysearch_jax.rollout.servers import weights as weights_lib
 
   urls = (config.gateway,) if config.gateway else config.urls
-  own = weights_lib.folder(config.weights, urls)
-  prefix = own.name.rpartition("-")[0]
-  for other in sorted(own.parent.glob(f"{prefix}-*")):
-    if other != own:
+  own_folder = weights_lib.folder(config.weights, urls)
+  prefix = own_folder.name.rpartition("-")[0]
+  for folder in sorted(own_folder.parent.glob(f"{prefix}-*")):
+    if folder != own_folder:
       raise ValueError(
-        f"sglang.weights: found {other} of another run, expected a folder for "
+        f"sglang.weights: found {folder} of another run, expected a folder for "
         "this run alone with sglang.deltas, because hosts patch their copies "
         "by the newest delta in it. Name another folder, here and as DELTAS of "
         "the servers, or remove that one if its run has ended."
@@ -358,7 +366,9 @@ def describe(config: config_lib.ExperimentConfig) -> str:
   return "\n".join(lines + [f"{k}: {v}" for k, v in derived.items()])
 
 
-def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
+def check_agreement(
+  config: config_lib.ExperimentConfig, provenance: dict
+) -> None:
   """Checks that all processes have the same configuration and provenance.
 
   Raises:
@@ -366,17 +376,17 @@ def agree(config: config_lib.ExperimentConfig, provenance: dict) -> None:
   """
   from anysearch_jax.host import processes
 
-  mine = {"config": config_settings.to_dict(config), **provenance}
-  first, *others = processes.all_gather(
-    lambda: dict(config_settings.leaves(mine))
+  values = {"config": config_settings.to_dict(config), **provenance}
+  main_values, *other_values = processes.all_gather(
+    lambda: dict(config_settings.leaves(values))
   )
-  for process, other in enumerate(others, start=1):
-    for name in {**first, **other}:
-      if first.get(name) != other.get(name):
+  for process, process_values in enumerate(other_values, start=1):
+    for name in {**main_values, **process_values}:
+      if main_values.get(name) != process_values.get(name):
         raise ValueError(
-          f"Process {process} has {name} {other.get(name)!r}, not "
-          f"{first.get(name)!r} as process 0; start the same command on the "
-          "same data."
+          f"Process {process} has {name} {process_values.get(name)!r}, not "
+          f"{main_values.get(name)!r} as process 0; start the same command on "
+          "the same data."
         )
 
 

@@ -89,7 +89,7 @@ class HttpRetriever(requests_lib.OneByBatch):
       "retriever",
       key_variable=token_variable,
       advice="Is a retriever running there (launch.serve_retriever)?",
-      largest=largest,
+      largest_bytes=largest,
       **settings,
     )
     self.url = self._route.removesuffix("/retrieve")

@@ -313,8 +313,8 @@ def _parse(line: bytes, row: int) -> types.Passage:
         f"Found contents {contents[:60]!r}, expected a title, a line end and "
         'the text; a passage without a title has its words in "text".'
       )
-  title, _, text = formats.whole(contents).partition("\n")
-  name = formats.whole(str(name))
+  title, _, text = formats.without_surrogates(contents).partition("\n")
+  name = formats.without_surrogates(str(name))
   source = document_source(values)
   return types.Passage(name, title, text, source=source)
 
@@ -326,5 +326,5 @@ def document_source(values: Mapping[str, Any]) -> types.Source:
   heading = values.get("heading")
   # A boolean is no page.
   if isinstance(path, str) and type(page) is int and isinstance(heading, str):
-    return types.Source(formats.whole(path), page, heading)
+    return types.Source(formats.without_surrogates(path), page, heading)
   return types.Source()

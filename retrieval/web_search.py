@@ -225,7 +225,7 @@ class WebRetriever:
       secret=key,
       advice="Can this machine reach it?",
       headers=headers,
-      again=(*http_calls.BUSY, 500),
+      retried_statuses=(*http_calls.BUSY, 500),
       price=price,
       proxies=True,
       **settings,

@@ -27,7 +27,8 @@ from anysearch_jax.rollout import driver, episode_state, searching
 if TYPE_CHECKING:
   from anysearch_jax.rollout import endpoints
 
-_YEARS = 1e9  # Seconds; a deadline beyond it is a mistake.
+# Seconds, about 30 years. A longer deadline is a mistake, such as milliseconds.
+_LONGEST_DEADLINE = 1e9
 
 
 class ClosedError(RuntimeError):
@@ -35,23 +36,23 @@ class ClosedError(RuntimeError):
 
 
 class BusyError(RuntimeError):
-  """A question got no place before its deadline."""
+  """All slots were taken until the question's deadline."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a question may cost, and its draws.
+  """What a question may cost, and how its tokens are sampled.
 
   Attributes:
-    budget: what is allowed; a number is one of searches, >= 0.
-    seed: the random numbers depend on it and on the question's id. Equal
-      questions, budgets and seeds give equal episodes; they are those of
-      `launch.evaluate` for equal ids.
-    deadline: seconds in which the reply is due. The policy is asked for its
-      answer after three quarters of them.
-    max_tokens: limit on the tokens that the policy writes, if it is lower than
-      the configuration's.
-    sampling: how tokens are drawn; None: as the engine does.
+    budget: what the episode may spend; a number counts searches, >= 0.
+    seed: seeds the random numbers, together with the question's id, in
+      [0, 2^32). Equal questions, budgets and seeds give equal episodes, the
+      same as `launch.evaluate` plays for equal ids.
+    deadline: seconds until the reply is due, > 0; None: no deadline. After
+      three quarters of them the policy is asked for its answer.
+    max_tokens: limit on the tokens that the policy writes, >= 1, if it is lower
+      than the configuration's.
+    sampling: temperature, top-p and top-k; None: those of the engine.
 
   Raises:
     ValueError: a value is out of range.
@@ -77,8 +78,10 @@ class Limits:
           "2^32 - 1."
         )
     seconds = self.deadline
-    number = type(seconds) in (int, float)
-    if seconds is not None and not (number and 0 < seconds <= _YEARS):
+    is_number = type(seconds) in (int, float)
+    if seconds is not None and not (
+      is_number and 0 < seconds <= _LONGEST_DEADLINE
+    ):
       raise ValueError(
         f"deadline: found {seconds!r}, expected seconds above 0, or None."
       )
@@ -88,39 +91,42 @@ class Limits:
   def applied(
     self, config: config_lib.EpisodeConfig
   ) -> config_lib.EpisodeConfig:
-    """Returns the configuration with the limit of tokens.
+    """Returns the configuration with this limit of tokens.
 
-    The room for the answer shrinks with it, to a half at most.
+    The room reserved for the answer is then at most half of the limit.
     """
-    most = self.max_tokens
-    if most is None or most >= config.max_generated:
+    limit = self.max_tokens
+    if limit is None or limit >= config.max_generated:
       return config
-    room = min(config.answer_room, most // 2)
-    return dataclasses.replace(config, max_generated=most, answer_room=room)
+    room = min(config.answer_room, limit // 2)
+    return dataclasses.replace(config, max_generated=limit, answer_room=room)
 
 
 class Agent(contextlib.AbstractContextManager["Agent"]):
   """Answers questions with a policy that searches under a budget.
 
-  All methods may be called from any thread and any event loop at once: the
+  All methods may be called from any thread and any event loop at once. The
   questions run in the event loop of the process, where the engine samples them
-  together and equal searches are made once. A question beyond `slots` waits for
-  a place.
+  in one batch and equal searches are made once. When `slots` questions are
+  running, the next one waits.
 
   Args:
-    engine: samples the policy; `close` closes it.
+    engine: samples the policy; the argument `close` must close it.
     codec: the policy's tokenizer.
     retriever: answers the searches; a `searching.BatchingRetriever` answers
       many at once.
     config: limits of an episode; its `prompts` name the environment.
-    slots: questions that are worked on at the same time, >= 1.
-    known: questions that are recognised by their text, with their ids and
-      corpora. A policy of the generated world, whose words nobody knows, is
-      asked these.
+    slots: number of questions that run at the same time, >= 1.
+    examples: questions that are recognised by their text, with their ids and
+      corpora. Users of a policy of the generated world, whose vocabulary nobody
+      knows, choose from them.
     corpus: the corpus of all other questions; "" if there is only one.
     scaffold: whether the environment states the budget before every turn.
-    passages: how many are searched; 0 if that is unknown.
-    close: called once when the agent is closed.
+    passages: number of passages in the index; 0 if it is unknown.
+    close: called once, when the agent is closed.
+
+  Attributes:
+    engine, slots, passages: the arguments.
   """
 
   def __init__(
@@ -131,7 +137,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     *,
     config: config_lib.EpisodeConfig,
     slots: int,
-    known: Sequence[types.Question] = (),
+    examples: Sequence[types.Question] = (),
     corpus: str = "",
     scaffold: bool = False,
     passages: int = 0,
@@ -140,16 +146,19 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     if slots < 1:
       raise ValueError(f"slots: found {slots}, expected at least 1.")
     searching.attach(retriever, engine, codec)
-    self.engine, self.slots, self.passages = engine, slots, passages
+    self.engine = engine
+    self.slots = slots
+    self.passages = passages
     self._parts = driver.EpisodeParts(
       engine, retriever, config, codec, systems.of_episode(config)
     )
     self._scaffold = scaffold
-    self._known = {question.text: question for question in known}
+    self._examples = {question.text: question for question in examples}
     self._corpus = corpus
-    self._places = asyncio.Semaphore(slots)
-    self._numbers = itertools.count()
-    self._process = os.getpid()
+    self._free_slots = asyncio.Semaphore(slots)
+    # Distinguishes the cache entries of equal questions that run at a time.
+    self._variants = itertools.count()
+    self._process_id = os.getpid()
     self._close: Callable[[], None] | None = close
     self._scope = loop.Scope(
       lambda: ClosedError("The agent is closed; load another one.")
@@ -164,17 +173,21 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     config: config_lib.ExperimentConfig | None = None,
     corpus: str = "",
   ) -> Agent:
-    """Loads a policy onto the local devices, or asks one elsewhere.
+    """Loads a policy onto the local devices, or connects to a served one.
 
     Args:
       policy: a Hugging Face folder, or a model behind an address.
       retriever: a retriever, the URL of a retrieval server, or the folder of
         an index.
-      config: the environment, limits, sampling and engine. None: those of the
-        training run that exported the policy, if it is in a run's folder, and
-        otherwise the paper's prompt with `loading.default_config`, or
-        `endpoints.default_config` for a model behind an address.
+      config: the environment, limits, sampling and engine. None: the
+        configuration of the training run, if the policy's folder is inside a
+        run's folder. Otherwise None is `loading.default_config`, which has the
+        paper's prompt, or `endpoints.default_config` for a model behind an
+        address.
       corpus: the corpus that is searched; "" if there is only one.
+
+    Returns:
+      An agent, which the caller closes.
 
     Raises:
       ValueError: the policy, the configuration or the retriever is unusable.
@@ -187,35 +200,42 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
 
   @property
   def examples(self) -> tuple[types.Question, ...]:
-    """The known questions."""
-    return tuple(self._known.values())
+    """Questions that can be asked, if the agent was given some."""
+    return tuple(self._examples.values())
 
   @property
   def cites(self) -> bool:
-    """Whether answers cite the passages that were found, as `[2]`."""
+    """Whether answers cite passages by numbers, as `[2]`."""
     return self._parts.environment.cites
 
   def refusal(self, text: str) -> str | None:
-    """Returns why a question is not worth asking, or None.
+    """Returns why the policy cannot read a question; None if it can.
 
     A policy of the generated world has one token for each word that it knows,
-    and one for all others. Asked in English, it would answer with noise.
-    Tokenizers of real models write every word.
+    and a single one for all others: it would answer an English question with
+    noise. Tokenizers of real models encode every word.
+
+    Args:
+      text: the question.
     """
     codec = self._parts.codec
     unknown_id = getattr(getattr(codec, "hf", None), "unk_token_id", None)
     if unknown_id is None:
       return None
-    words = (protocol.neutralise(w, codec.control_tokens) for w in text.split())
-    unknown = [word for word in words if unknown_id in codec.encode(word)]
+    unknown = []
+    for word in text.split():
+      word = protocol.neutralise(word, codec.control_tokens)
+      if unknown_id in codec.encode(word):
+        unknown.append(word)
     if not unknown:
       return None
-    shown = ", ".join(map(repr, dict.fromkeys(unknown[:5])))
-    asked = " or ".join(map(repr, list(self._known)[:2]))
+    words = ", ".join(map(repr, dict.fromkeys(unknown[:5])))
+    examples = " or ".join(map(repr, list(self._examples)[:2]))
+    hint = f", as in {examples}" if examples else ""
     return (
-      f"question: the policy has no word for {shown}, so it cannot answer; "
-      f"expected words of its training{f', as in {asked}' if asked else ''}, "
-      "or a model that reads any text (docs/serving.md)."
+      f"question: the policy has no word for {words}, so it cannot answer; "
+      f"expected words of its training{hint}, or a model that reads any text "
+      "(docs/serving.md)."
     )
 
   def ask(
@@ -225,18 +245,21 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     budget: budgets_lib.Assigned,
     **limits: Any,
   ) -> events.Reply:
-    """Answers a question; a reply without an answer says why.
+    """Answers a question.
 
     Args:
-      question: a text, or a question with its id and corpus. A text that is not
-        known is its own id.
-      budget: what is allowed; a number is one of searches, >= 0.
-      limits: seed, deadline, max_tokens and sampling, see `Limits`.
+      question: a text, or a question with its id and corpus. The text of one of
+        the `examples` stands for that question; any other text is its own id.
+      budget: what the episode may spend; a number counts searches, >= 0.
+      **limits: `seed`, `deadline`, `max_tokens` and `sampling` of `Limits`.
+
+    Returns:
+      The reply. Without an answer, its `reason` says why.
 
     Raises:
       ValueError: an argument is out of range.
-      ClosedError: the agent is closed, or was before the reply.
-      BusyError: no place was free before the deadline.
+      ClosedError: the agent is closed, or was closed before the reply.
+      BusyError: all slots were taken until the deadline.
     """
     return self._submit(question, Limits(budget, **limits)).wait()
 
@@ -249,11 +272,23 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     pieces: bool = False,
     **limits: Any,
   ) -> events.Reply:
-    """As `ask`; cancelling the caller cancels the episode.
+    """Answers a question in a coroutine; cancelling it cancels the episode.
 
-    `tell` is called with each event, in the thread of the event loop
-    (`host.loop`), which waits for it; what it raises ends the episode. With
-    `pieces`, reasoning is told while it is sampled, otherwise once a turn.
+    Args:
+      question: as for `ask`.
+      budget: as for `ask`.
+      tell: called with each event, in the thread of the event loop
+        (`host.loop`), which waits for it. An error that it raises ends the
+        episode.
+      pieces: whether reasoning is told while it is sampled; otherwise it is
+        told once a turn.
+      **limits: as for `ask`.
+
+    Returns:
+      The reply, as `ask`.
+
+    Raises:
+      Exception: the errors of `ask`, or an error that `tell` raised.
     """
     return await asyncio.wrap_future(
       self._submit(question, Limits(budget, **limits), tell, pieces=pieces)
@@ -266,21 +301,30 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     budgets: budgets_lib.Assigned | Sequence[budgets_lib.Assigned],
     **limits: Any,
   ) -> list[list[events.Reply]]:
-    """Returns for each question its replies, one for each budget, all at once.
+    """Answers each question under each budget, all of them at the same time.
+
+    Args:
+      questions: one or more, each as for `ask`.
+      budgets: one or more, each as for `ask`.
+      **limits: as for `ask`; they hold for every episode.
+
+    Returns:
+      For each question a list of its replies, in the order of the budgets.
 
     Raises:
-      As `ask`; the other questions are then cancelled.
+      Exception: the first error, as of `ask`; it cancels the other episodes.
     """
     works: list[loop.Work[events.Reply]] = []
-    questions = [questions] if isinstance(questions, str) else questions
+    if isinstance(questions, str):
+      questions = [questions]
     if isinstance(budgets, int | budgets_lib.Budget):
       budgets = [budgets]
     try:
       for question, budget in itertools.product(questions, budgets):
         works.append(self._submit(question, Limits(budget, **limits)))
       # The first error ends the call, also while earlier questions are played.
-      first = concurrent.futures.FIRST_EXCEPTION
-      for work in concurrent.futures.wait(works, return_when=first).done:
+      stop_at = concurrent.futures.FIRST_EXCEPTION
+      for work in concurrent.futures.wait(works, return_when=stop_at).done:
         work.result()
       replies = iter([work.result() for work in works])
       return [[next(replies) for _ in budgets] for _ in questions]
@@ -295,19 +339,34 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     budget: budgets_lib.Assigned,
     **limits: Any,
   ) -> Generator[events.Event, None, None]:
-    """Yields the events of a question as they happen; arguments as for `ask`.
+    """Yields the events of a question as they happen.
 
-    The episode starts with the first `next`, and ends with an `Answer` or when
+    The episode starts with the first `next`. It ends with an `Answer`, or when
     the generator is closed.
+
+    Args:
+      question: as for `ask`.
+      budget: as for `ask`.
+      **limits: as for `ask`.
+
+    Yields:
+      Reasoning in pieces, searches and their passages; the reply is last.
+
+    Raises:
+      Exception: the errors of `ask`.
     """
-    asked, within = self._question(question), Limits(budget, **limits)
+    # Wrong arguments are refused here, not at the first `next`.
+    checked_question = self._question(question)
+    checked_limits = Limits(budget, **limits)
 
     def listen() -> Generator[events.Event, None, None]:
-      told: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
-      work = self._submit(asked, within, told.put, pieces=True)
-      work.add_done_callback(lambda _: told.put(None))
+      pending: queue.SimpleQueue[events.Event | None] = queue.SimpleQueue()
+      work = self._submit(
+        checked_question, checked_limits, pending.put, pieces=True
+      )
+      work.add_done_callback(lambda _: pending.put(None))
       try:
-        while (event := told.get()) is not None:
+        while (event := pending.get()) is not None:
           yield event
         work.result()
       finally:
@@ -322,43 +381,60 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     budget: budgets_lib.Assigned,
     **limits: Any,
   ) -> AsyncGenerator[events.Event, None]:
-    """As `stream`; cancelling the caller cancels the episode."""
-    told: asyncio.Queue[events.Event | None] = asyncio.Queue()
-    put = loop.putting(told)
+    """Yields the events of `stream`; cancelling the caller ends the episode.
+
+    Args:
+      question: as for `ask`.
+      budget: as for `ask`.
+      **limits: as for `ask`.
+
+    Raises:
+      Exception: the errors of `ask`.
+    """
+    pending: asyncio.Queue[events.Event | None] = asyncio.Queue()
+    put = loop.thread_safe_put(pending)
     work = self._submit(question, Limits(budget, **limits), put, pieces=True)
     work.add_done_callback(lambda _: put(None))
     try:
-      while (event := await told.get()) is not None:
+      while (event := await pending.get()) is not None:
         yield event
       work.result()
     finally:
       work.cancel()
 
   async def search_async(self, query: str, *, k: int) -> list[types.Passage]:
-    """Returns at most `k` passages, best first, as the policy's searches do.
+    """Searches as the policy does.
+
+    Args:
+      query: words to search for.
+      k: the largest number of passages, >= 1.
+
+    Returns:
+      At most `k` passages, best first.
 
     Raises:
-      ValueError: the retriever answers the searches of a policy only.
+      ValueError: the retriever answers only searches within an episode.
       types.RetrievalError: the retriever cannot answer in time.
-      ClosedError: the agent is closed, or was before the reply.
+      ClosedError: the agent is closed, or was closed before the reply.
     """
     request = types.SearchRequest(query.strip(), k, self._corpus)
     return await asyncio.wrap_future(self._start(self._search(request)))
 
   def end_questions(self) -> None:
-    """Refuses new questions, and ends those under way with a `ClosedError`."""
+    """Refuses new questions, and ends running ones with a `ClosedError`."""
     self._scope.stop()
 
   def close(self) -> None:
-    """Ends all questions, then closes the engine. May be called twice.
+    """Ends all questions, then closes the engine; a second call does nothing.
 
-    It does nothing in a forked process, which has neither the event loop nor
-    what is to be released.
+    A forked process has neither the event loop nor the engine, so the method
+    does nothing there.
     """
-    close, self._close = self._close, None
-    if close is None or os.getpid() != self._process:
+    close = self._close
+    self._close = None
+    if close is None or os.getpid() != self._process_id:
       return
-    loop.ended(self._scope.stop())
+    loop.wait_for_cleanup(self._scope.stop())
     close()
 
   def __exit__(self, *error: object) -> None:
@@ -366,7 +442,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
 
   def _start(self, coroutine) -> loop.Work:
     """Starts a coroutine; raises ClosedError if the agent is not usable."""
-    if os.getpid() != self._process:
+    if os.getpid() != self._process_id:
       coroutine.close()
       raise ClosedError(
         "The agent was made in another process; load one in this process."
@@ -375,13 +451,14 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
 
   def _question(self, question: str | types.Question) -> types.Question:
     """Returns a question; raises ValueError if it has no text."""
-    given = getattr(question, "text", question)
-    if not isinstance(given, str) or not (text := given.strip()):
+    text = getattr(question, "text", question)
+    if not isinstance(text, str) or not text.strip():
       raise ValueError("question: found no text, expected a question.")
     if not isinstance(question, str):
       return question
-    unknown = types.Question(text, text, (), self._corpus)
-    return self._known.get(text, unknown)
+    text = text.strip()
+    new_question = types.Question(text, text, (), self._corpus)
+    return self._examples.get(text, new_question)
 
   def _submit(
     self,
@@ -391,8 +468,9 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     *,
     pieces: bool = False,
   ) -> loop.Work[events.Reply]:
-    asked = self._question(question)
-    return self._start(self._play(asked, limits, tell, pieces))
+    return self._start(
+      self._play(self._question(question), limits, tell, pieces)
+    )
 
   async def _play(
     self,
@@ -401,12 +479,12 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     tell: Callable[[events.Event], None],
     pieces: bool,
   ) -> events.Reply:
-    """Waits for a place, plays the episode and tells what happens in it."""
+    """Waits for a free slot, then plays the episode and tells its events."""
     clock = asyncio.get_running_loop().time
     started = clock()
     try:
       async with asyncio.timeout(limits.deadline):
-        await self._places.acquire()
+        await self._free_slots.acquire()
     except TimeoutError as error:
       raise BusyError(
         f"All {self.slots} places were taken for the {limits.deadline:g} "
@@ -414,22 +492,24 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
       ) from error
     config = limits.applied(self._parts.config)
     env = self._parts.environment
-    told = _Told(self._parts.engine, self._parts.codec, limits, tell, pieces)
+    engine = _TellingEngine(
+      self._parts.engine, self._parts.codec, limits, tell, pieces
+    )
     try:
       trajectory = await driver.run_episode(
         question,
-        dataclasses.replace(self._parts, engine=told, config=config),
+        dataclasses.replace(self._parts, engine=engine, config=config),
         budget=limits.budget,
         scaffold=self._scaffold,
         address=types.evaluation_address(
-          question.id, seed=limits.seed, variant=next(self._numbers)
+          question.id, seed=limits.seed, variant=next(self._variants)
         ),
         started=started,
         deadline=limits.deadline or math.inf,
-        watch=told.watch,
+        watch=engine.watch,
       )
     finally:
-      self._places.release()
+      self._free_slots.release()
     cited = env.cited(trajectory)
     reason = trajectory.reason or _NO_ANSWER
     reply = events.Reply(
@@ -464,10 +544,15 @@ _NO_ANSWER = (
 
 
 @dataclasses.dataclass
-class _Told:
-  """The engine of one episode, which draws and tells as a question asks.
+class _TellingEngine:
+  """The engine of one episode: samples by its limits and tells the reasoning.
 
-  `watch` tells what the episode's states have besides; see `driver.play`.
+  `watch` tells the searches, which are in the episode's states; `driver.play`
+  calls it with each state.
+
+  Attributes:
+    told_searches: the charged searches whose `Budget` was told; -1 before the
+      first one, because the whole budget is told too.
   """
 
   engine: types.Engine
@@ -475,33 +560,38 @@ class _Told:
   limits: Limits
   tell: Callable[[events.Event], None]
   pieces: bool
-  used: int = -1  # Searches that were told of.
+  told_searches: int = -1
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples a turn, and tells its reasoning."""
-    told = events.Reasoning(
+    reasoning = events.Reasoning(
       self.codec.decode, lambda piece: self.tell(events.Thinking(piece))
     )
-    if (s := self.limits.sampling) is not None:
+    sampling = self.limits.sampling
+    if sampling is not None:
       request = dataclasses.replace(
-        request, temperature=s.temperature, top_p=s.top_p, top_k=s.top_k
+        request,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
       )
     if self.pieces:
-      request = dataclasses.replace(request, on_tokens=told.add)
+      request = dataclasses.replace(request, on_tokens=reasoning.add)
     turn = await self.engine.generate(request)
-    told.end(turn.text)
+    reasoning.end(turn.text)
     return turn
 
   def release(self, address: types.Address) -> None:
     self.engine.release(address)
 
   def watch(self, state: episode_state.Episode) -> None:
-    """Tells the searches of an episode, and what they found."""
-    if state.used > self.used:
-      for last in state.observations[-1:]:  # What had no room was not shown.
+    """Tells the searches of an episode, and the passages that they showed."""
+    if state.used > self.told_searches:
+      if state.observations:  # Passages that had no room are not in it.
+        last = state.observations[-1]
         self.tell(events.Found(state.used, last.passages, last.numbers))
       total = budgets_lib.of(self.limits.budget).searches
       self.tell(events.Budget(state.used, total))
-      self.used = state.used
+      self.told_searches = state.used
     if isinstance(state.request, types.SearchRequest):
       self.tell(events.Searching(state.used + 1, state.request.query))

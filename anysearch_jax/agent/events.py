@@ -1,4 +1,4 @@
-"""What an agent tells while it works on a question, and its reply."""
+"""The events that an agent tells while it answers a question, and its reply."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from anysearch_jax import budgets, types
 from anysearch_jax.environment import citations, protocol
 
-# A block of these names is an action; what the turn says before is reasoning.
+# A block of these names is an action; the text before it is reasoning.
 _ACTION = re.compile("<search>|<answer>")
 _TAGS = protocol.tags()
-# An unfinished character of several bytes decodes to this one.
+# Tokenizers decode the first bytes of an unfinished character to this one.
 _UNFINISHED = "\ufffd"
 
 
@@ -26,7 +26,7 @@ class Thinking:
 
 @dataclasses.dataclass(frozen=True)
 class Searching:
-  """The policy searches; `number` counts from 1."""
+  """The policy begins a search; `number` counts from 1."""
 
   number: int
   query: str
@@ -34,9 +34,13 @@ class Searching:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """The passages that a search found, best first.
+  """The passages that a search showed to the policy.
 
-  numbers: by which an answer cites them; empty if it cites nothing.
+  Attributes:
+    number: of the search, from 1.
+    passages: best first.
+    numbers: the passages' numbers for citations; empty if the environment has
+      no citations.
   """
 
   number: int
@@ -46,13 +50,14 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-  """The searches charged so far, of those allowed."""
+  """The searches charged so far, and the searches allowed."""
 
   used: int
   total: int
 
   @property
   def left(self) -> int:
+    """The number of searches that remain."""
     return self.total - self.used
 
 
@@ -61,19 +66,19 @@ class Reply:
   """The result of a question.
 
   Attributes:
-    answer: the policy's answer; None if it gave none, and `reason` says why. In
-      an environment that cites, it has a mark `[2]` for each citation.
+    answer: the policy's answer; None if it gave none. In an environment with
+      citations, it has a mark `[2]` for each citation.
     outcome: how the episode ended.
-    reason: "" for an answer.
+    reason: why there is no answer; "" if there is one.
     searches: number of searches charged, at most the budget.
-    documents: the passages that each search showed, best first.
+    documents: for each search, the passages that it showed, best first.
     tokens: number of tokens that the policy wrote.
-    seconds: from the question's arrival to its end; the time in the agent's
-      queue is included.
+    seconds: from the question's arrival to the reply, time in the agent's queue
+      included.
     trajectory: the whole episode.
-    citations: numbers and passages that the answer cites, as its marks come.
-    refused_citations: numbers that it cited and that no search had shown; their
-      marks are removed from `answer`.
+    citations: number and passage of each citation, in the order of the marks.
+    refused_citations: cited numbers that no search had shown; their marks are
+      removed from `answer`.
   """
 
   answer: str | None
@@ -88,23 +93,27 @@ class Reply:
   refused_citations: tuple[int, ...] = ()
 
   def record(self) -> dict[str, Any]:
-    """Returns how the question ended as JSON values, without the answer.
+    """Returns the reply as JSON values, without the answer and the episode.
 
-    `caps` and `refused_citations` are left out if there are none, and `budget`
+    `caps` and `refused_citations` are omitted if they are empty, and `budget`
     is null without a cap on searches.
     """
-    budget, caps = self.trajectory.budget, dict(self.trajectory.caps.caps)
-    refused = list(self.refused_citations)
-    return {
-      "budget": budget if budget < budgets.UNCAPPED else None,
-      **({"caps": caps} if caps else {}),
+    budget = self.trajectory.budget
+    values: dict[str, Any] = {
+      "budget": budget if budget < budgets.UNCAPPED else None
+    }
+    if caps := dict(self.trajectory.caps.caps):
+      values["caps"] = caps
+    values |= {
       "searches": self.searches,
       "outcome": str(self.outcome),
       "reason": self.reason,
       "seconds": round(self.seconds, 3),
-      "documents": list(map(citations.passages, self.documents)),
-      **({"refused_citations": refused} if refused else {}),
+      "documents": list(map(citations.passage_values, self.documents)),
     }
+    if self.refused_citations:
+      values["refused_citations"] = list(self.refused_citations)
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +124,7 @@ class Answer:
 
   @property
   def text(self) -> str | None:
+    """The policy's answer; None if it gave none."""
     return self.reply.answer
 
 
@@ -124,8 +134,12 @@ Event = Thinking | Searching | Found | Budget | Answer
 class Reasoning:
   """Collects the tokens of one turn and tells its new reasoning.
 
-  The tokens of a call are decoded together with those of the call before, not
-  with the whole turn: time is linear in the turn's length.
+  The tokens of a call are decoded together with those of the previous call, not
+  with the whole turn, so the time is linear in the turn's length.
+
+  Args:
+    decode: returns the text of token ids.
+    tell: called with each new piece of reasoning, without tags.
   """
 
   def __init__(
@@ -136,46 +150,46 @@ class Reasoning:
     # The ids that the next ones are decoded with, and their text. They are the
     # context that some tokenizers need for the space between two tokens.
     self._ids: list[int] = []
-    self._known = ""
-    self._rest = ""  # May be the beginning of a tag.
-    self._told = 0
-    self._acted = False
+    self._context = ""
+    self._partial_tag = ""  # Text that may be the beginning of a tag.
+    self._told_characters = 0
+    self._has_action = False
 
   def add(self, ids: Sequence[int]) -> None:
     """Adds sampled tokens."""
-    if self._acted:
+    if self._has_action:
       return
     self._ids += ids
     text = self._decode(self._ids)
     if text.endswith(_UNFINISHED):
       return
-    rest = self._rest + text[len(self._known) :]
-    self._ids, self._known = list(ids), self._decode(ids)
-    action = _ACTION.search(rest)
-    self._acted = action is not None
-    end = action.start() if action else len(rest) - _partial_tag(rest)
-    shown, self._rest = rest[:end], rest[end:]
-    shown = protocol.TAG_PATTERN.sub("", shown)
-    self._say(shown if self._told else shown.lstrip())
+    new_text = self._partial_tag + text[len(self._context) :]
+    self._ids = list(ids)
+    self._context = self._decode(ids)
+    action = _ACTION.search(new_text)
+    self._has_action = action is not None
+    end = action.start() if action else len(new_text) - _partial_tag(new_text)
+    self._partial_tag = new_text[end:]
+    piece = protocol.TAG_PATTERN.sub("", new_text[:end])
+    self._tell_piece(piece if self._told_characters else piece.lstrip())
 
   def end(self, text: str) -> None:
     """Tells the rest of the reasoning of a finished turn."""
-    self._say(of_turn(text)[self._told :])
+    self._tell_piece(of_turn(text)[self._told_characters :])
 
-  def _say(self, piece: str) -> None:
+  def _tell_piece(self, piece: str) -> None:
     if piece:
-      self._told += len(piece)
+      self._told_characters += len(piece)
       self._tell(piece)
 
 
 def of_turn(text: str) -> str:
   """Returns the text of a turn up to its first action, without tags.
 
-  An extension of `text` only extends what is returned, unless `text` ends
-  within a tag.
+  If `text` grows, the result only grows too, unless `text` ends within a tag.
   """
-  before, *_ = _ACTION.split(text, maxsplit=1)
-  return protocol.TAG_PATTERN.sub("", before).lstrip()
+  reasoning, *_ = _ACTION.split(text, maxsplit=1)
+  return protocol.TAG_PATTERN.sub("", reasoning).lstrip()
 
 
 def _partial_tag(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Loads what an agent is made of: a policy and a retriever."""
+"""Loads the parts of an agent: a policy and a retriever."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from anysearch_jax.host import json_files
 from anysearch_jax.policy import hf, sharding
 from anysearch_jax.rollout import endpoints, engines, searching
 
-# Tokens of an episode if no configuration says so.
+# Defaults without a configuration: tokens of an episode, and questions that are
+# sampled in one batch.
 _CONTEXT = 8192
 _SLOTS = 16
-_SEED = 0  # The engine's own; the seed of a question is part of its address.
+_SEED = 0  # Of the engine; the seed of a question is part of its address.
 
 
 def load(
@@ -27,29 +28,44 @@ def load(
   retriever: types.Retriever | str | os.PathLike,
   config: config_lib.ExperimentConfig | None,
 ) -> dict[str, Any]:
-  """Returns the arguments of an agent; see `agent.Agent.load`."""
+  """Returns the keyword arguments of an agent.
+
+  Args:
+    policy, retriever, config: as for `agent.Agent.load`.
+
+  Raises:
+    ValueError, types.EngineError, types.RetrievalError: as `agent.Agent.load`.
+  """
   engine: Any
   if isinstance(policy, endpoints.Endpoint):
     config = with_answer_room(config or endpoints.default_config())
-    searcher = searching.BatchingRetriever(_opened(retriever), config.search)
-    opened = endpoints.opened(
+    searcher = searching.BatchingRetriever(
+      _open_retriever(retriever), config.search
+    )
+    connection = endpoints.opened(
       policy,
       episode=config.episode,
       sampling=config.sampling,
       concurrency=config.engine.slots,
     )
-    config = config_lib.changed(config, episode={"prompts": opened.prompts})
-    engine, codec = opened.engine, opened.codec
+    config = config_lib.changed(config, episode={"prompts": connection.prompts})
+    engine = connection.engine
+    codec = connection.codec
   else:
     folder = pathlib.Path(policy)
-    a, _ = hf.describe(folder)
+    architecture, _ = hf.describe(folder)
     if config is None:
-      config, of_run = default_config(a.max_context), folder.resolve().parent
-      if stored := json_files.read(of_run / "config.json", missing={}):
+      config = default_config(architecture.max_context)
+      run_folder = folder.resolve().parent
+      if stored := json_files.read(run_folder / "config.json", missing={}):
         config = config_settings.from_dict(type(config), stored)
     config = with_answer_room(config)
-    searcher = searching.BatchingRetriever(_opened(retriever), config.search)
-    loaded = hf.load(folder, mesh=sharding.rollout_mesh(config.mesh, a))
+    # Before the weights, so that a wrong retriever is refused within seconds.
+    searcher = searching.BatchingRetriever(
+      _open_retriever(retriever), config.search
+    )
+    mesh = sharding.rollout_mesh(config.mesh, architecture)
+    loaded = hf.load(folder, mesh=mesh)
     engine = engines.make(loaded, config, seed=_SEED, trains=False)
     codec = loaded.tokenizer
   return {
@@ -66,14 +82,14 @@ def load(
 def with_answer_room(
   config: config_lib.ExperimentConfig,
 ) -> config_lib.ExperimentConfig:
-  """Keeps an eighth of what the policy may write for its answer.
+  """Reserves an eighth of the tokens of an episode for its answer.
 
   A configuration that has `episode.answer_room` is returned unchanged.
   """
-  e = config.episode
-  if e.answer_room:
+  episode = config.episode
+  if episode.answer_room:
     return config
-  room = max(1, min(e.max_generated, e.max_context) // 8)
+  room = max(1, min(episode.max_generated, episode.max_context) // 8)
   return config_lib.changed(config, episode={"answer_room": room})
 
 
@@ -90,7 +106,7 @@ def default_config(max_context: int) -> config_lib.ExperimentConfig:
   )
 
 
-def _opened(retriever: types.Retriever | str | os.PathLike) -> Any:
+def _open_retriever(retriever: types.Retriever | str | os.PathLike) -> Any:
   """Opens a URL or a folder; a retriever is returned unchanged."""
   if not isinstance(retriever, str | os.PathLike):
     return retriever

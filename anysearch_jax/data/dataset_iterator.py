@@ -16,9 +16,12 @@ from anysearch_jax import types
 
 
 class Stream(Sequence[types.Question]):
-  """The first `count` questions of an infinite stream over `rows`.
+  """The first questions of an infinite stream over `rows`.
 
-  There is at least one row; `count` may exceed their number. `key` is >= 0.
+  Args:
+    rows: the different questions, at least one.
+    count: length of the stream; it may exceed the number of rows.
+    key: seeds the permutations of all epochs, >= 0.
   """
 
   def __init__(self, rows: Sequence[types.Question], *, count: int, key: int):
@@ -37,7 +40,7 @@ class Stream(Sequence[types.Question]):
 
 
 def distinct(questions: Sequence[types.Question]) -> Iterator[types.Question]:
-  """Yields every question that a run will take; of a stream, each only once."""
+  """Yields every question that a run takes; from a stream, each only once."""
   if isinstance(questions, Stream):
     # An epoch takes every question once, so the first epoch has all of them.
     first = min(len(questions), len(questions.rows))
@@ -45,20 +48,32 @@ def distinct(questions: Sequence[types.Question]) -> Iterator[types.Question]:
   return iter(questions)
 
 
-def progress(questions: Sequence[types.Question], taken: int) -> dict[str, Any]:
+def progress(
+  questions: Sequence[types.Question], consumed: int
+) -> dict[str, Any]:
   """Returns a run's position in its questions, as plain values.
 
-  These are a `Stream`, or a list that is repeated in its order. `epoch` counts
-  whole passes, `key` is the stream's, and `of` counts different questions.
+  Args:
+    questions: a `Stream`, or a list that is repeated in its order.
+    consumed: number of questions that the run has taken.
+
+  Returns:
+    `epoch`, the number of whole passes; `key`, that of a stream; `position` in
+    the epoch; and `of`, the number of different questions.
   """
-  of, key = len(questions), {}
-  if isinstance(questions, Stream):
-    of, key = len(questions.rows), {"key": questions.key}
-  epoch, position = divmod(taken, of)
-  return {"epoch": epoch, **key, "position": position, "of": of}
+  if not isinstance(questions, Stream):
+    epoch, position = divmod(consumed, len(questions))
+    return {"epoch": epoch, "position": position, "of": len(questions)}
+  epoch, position = divmod(consumed, len(questions.rows))
+  return {
+    "epoch": epoch,
+    "key": questions.key,
+    "position": position,
+    "of": len(questions.rows),
+  }
 
 
 @functools.lru_cache(maxsize=4)
-def _permutation(epoch: int, key: int, of: int) -> np.ndarray:
+def _permutation(epoch: int, key: int, size: int) -> np.ndarray:
   entropy = np.random.SeedSequence((key, epoch))
-  return np.random.Generator(np.random.PCG64(entropy)).permutation(of)
+  return np.random.Generator(np.random.PCG64(entropy)).permutation(size)

@@ -1,11 +1,10 @@
 """The passages and queries that lead to a question's answer.
 
 They are in a question's metadata, under the names of `data/formats`:
-`supporting` passages, and `search_keys` (StepSearch's rows) or `sub_questions`
-(MuSiQue's). `world.with_evidence` adds them to questions of the generated
-world. `launch.prepare_data --passages` adds supporting passages to questions
-that name passages of a corpus. Rows of BrowseComp-Plus hide theirs, and rows of
-FRAMES link them.
+`supporting` passages, and `search_keys` (StepSearch) or `sub_questions`
+(MuSiQue). `world.with_evidence` adds them to questions of the generated world,
+and `launch.prepare_data --passages` to questions that name passages of a
+corpus. Rows of BrowseComp-Plus encrypt them, and rows of FRAMES link them.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ Passages = tuple[str, ...]
 Keys = tuple[tuple[str, ...], ...]
 
 # A later step of MuSiQue refers to an earlier step's answer by its number.
-_EARLIER = re.compile(r"#(\d+)")
-_KINDS = "gold", "evidence"
-# Number of questions that an error lists.
-_NAMED = 5
+_REFERENCE = re.compile(r"#(\d+)")
+
+_LISTED_QUESTIONS = 5  # In an error.
 
 
 def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
@@ -51,30 +49,51 @@ def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
   return passages, keys
 
 
-def found(
+def measure(
   trajectory: types.Trajectory, cited: citations.Cited
 ) -> dict[str, float]:
-  """Returns shares of its question's evidence that an episode found and cited.
+  """Returns the shares of a question's evidence that an episode used.
 
-  As evaluate_run.py of BrowseComp-Plus: `gold_recall` and `evidence_recall` of
-  what searches showed, `citation_precision` and `citation_recall` of what the
-  answer cites. Evidence is `evidence_doc_ids`, or the titles in `supporting`.
+  They are those of evaluate_run.py of BrowseComp-Plus. Evidence is
+  `evidence_doc_ids`, or the titles in `supporting`.
+
+  Args:
+    trajectory: the episode, with the evidence in its question's metadata.
+    cited: its answer with the citations.
+
+  Returns:
+    `gold_recall` and `evidence_recall` of the passages that searches showed;
+    `citation_precision` and `citation_recall` of the answer's citations. A
+    share is missing if it would be divided by 0, or nothing is cited.
   """
-  known = trajectory.question.metadata
-  shown = [p for each in trajectory.observations for p in each.passages]
-  marked = [passage for _, passage in cited.citations]
-  gold, needed = (set(known.get(f"{k}_doc_ids", ())) for k in _KINDS)
-  seen, named = ({p.id for p in passages} for passages in (shown, marked))
-  shares = {"gold_recall": (gold & seen, gold)}
-  if not needed:
-    needed = {_folded(each["title"]) for each in known.get("supporting", ())}
-    seen, named = ({_folded(p.title) for p in x} for x in (shown, marked))
-  shares["evidence_recall"] = needed & seen, needed
-  if needed and (named or cited.refused):
-    everything = named | set(map(str, cited.refused))
-    shares["citation_precision"] = needed & named, everything
-    shares["citation_recall"] = needed & named, needed
-  return {k: len(part) / len(of) for k, (part, of) in shares.items() if of}
+  metadata = trajectory.question.metadata
+  shown_passages = [
+    passage
+    for observation in trajectory.observations
+    for passage in observation.passages
+  ]
+  cited_passages = [passage for _, passage in cited.citations]
+  gold_ids = set(metadata.get("gold_doc_ids", ()))
+  evidence = set(metadata.get("evidence_doc_ids", ()))
+  shown_keys = {passage.id for passage in shown_passages}
+  cited_keys = {passage.id for passage in cited_passages}
+  # Numerator and denominator of each share.
+  shares = {"gold_recall": (gold_ids & shown_keys, gold_ids)}
+  if not evidence:
+    supporting = metadata.get("supporting", ())
+    evidence = {_folded(passage["title"]) for passage in supporting}
+    shown_keys = {_folded(passage.title) for passage in shown_passages}
+    cited_keys = {_folded(passage.title) for passage in cited_passages}
+  shares["evidence_recall"] = (evidence & shown_keys, evidence)
+  if evidence and (cited_keys or cited.refused):
+    all_cited = cited_keys | set(map(str, cited.refused))
+    shares["citation_precision"] = (evidence & cited_keys, all_cited)
+    shares["citation_recall"] = (evidence & cited_keys, evidence)
+  return {
+    name: len(part) / len(total)
+    for name, (part, total) in shares.items()
+    if total
+  }
 
 
 def _folded(title: str) -> str:
@@ -82,7 +101,7 @@ def _folded(title: str) -> str:
 
 
 def gold(question: types.Question) -> tuple[Passages, Keys]:
-  """Returns `of_metadata` of a question, which must have evidence.
+  """Returns the gold passages and search keys of a question with evidence.
 
   Raises:
     ValueError: it has neither passages nor search keys.
@@ -95,18 +114,21 @@ def check(questions: Iterable[types.Question]) -> None:
   """Checks, before any sampling, that every question has evidence.
 
   Raises:
-    ValueError: some have none; the error counts them and lists the first.
+    ValueError: questions have no evidence; the error counts them and lists the
+      first.
   """
-  count, lacking = 0, []
+  count = 0
+  lacking_ids = []
   for question in questions:
     count += 1
     if not any(of_metadata(question.metadata)):
-      lacking.append(question.id)
-  if lacking:
-    more = ", ..." if len(lacking) > _NAMED else ""
+      lacking_ids.append(question.id)
+  if lacking_ids:
+    listed = ", ".join(lacking_ids[:_LISTED_QUESTIONS])
+    ellipsis = ", ..." if len(lacking_ids) > _LISTED_QUESTIONS else ""
     raise ValueError(
-      f"Found {len(lacking)} of {count} questions without evidence "
-      f"({', '.join(lacking[:_NAMED])}{more}); StepSearch is rewarded by it. "
+      f"Found {len(lacking_ids)} of {count} questions without evidence "
+      f"({listed}{ellipsis}); StepSearch is rewarded by it. "
       "Expected supporting passages with their texts, search keys or "
       "sub-questions in the metadata of each. Prepare the questions again with "
       "--evidence, which leaves such training questions out, or train on "
@@ -118,40 +140,42 @@ def _resolved(steps: Iterable[dict[str, str]]) -> Iterable[str]:
   """Yields the sub-questions with references replaced by earlier answers."""
   answers: list[str] = []
 
-  def answer(match: re.Match[str]) -> str:
-    place = int(match[1]) - 1
-    return answers[place] if 0 <= place < len(answers) else match[0]
+  def earlier_answer(match: re.Match[str]) -> str:
+    index = int(match[1]) - 1
+    return answers[index] if 0 <= index < len(answers) else match[0]
 
   for step in steps:
-    yield _EARLIER.sub(answer, step["question"])
+    yield _REFERENCE.sub(earlier_answer, step["question"])
     answers.append(step["answer"])
 
 
-def revealed(row: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns query, answer and ids of documents of a row of BrowseComp-Plus.
+def decrypted(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns query, answer and document ids of a row of BrowseComp-Plus.
 
-  Texts are base64 of UTF-8 that is XORed with the repeated SHA-256 of a canary,
-  the row's `canary` (texttron/BrowseComp-Plus, scripts_build_index/
-  decrypt_dataset.py); a query with spaces is plain.
+  Texts are base64 of UTF-8 that is XORed with the repeated SHA-256 of the row's
+  `canary` (texttron/BrowseComp-Plus, scripts_build_index/decrypt_dataset.py). A
+  row whose query has spaces is not encrypted.
 
   Raises:
     ValueError, KeyError, TypeError: the row has another form or canary.
   """
   key = hashlib.sha256((row.get("canary") or "").encode()).digest()
 
-  def shown(text: str) -> str:
+  def decrypt(text: str) -> str:
     if " " in row["query"]:
       return text
     data = base64.b64decode(text, validate=True)
     return bytes(map(operator.xor, data, itertools.cycle(key))).decode()
 
-  return {name: shown(row[name]) for name in ("query", "answer")} | {
-    f"{kind}_doc_ids": [shown(each["docid"]) for each in row[f"{kind}_docs"]]
+  texts = {name: decrypt(row[name]) for name in ("query", "answer")}
+  ids = {
+    f"{kind}_doc_ids": [decrypt(doc["docid"]) for doc in row[f"{kind}_docs"]]
     for kind in ("gold", "evidence")
   }
+  return texts | ids
 
 
-def articles(row: Mapping[str, Any]) -> list[str]:
+def linked_articles(row: Mapping[str, Any]) -> list[str]:
   """Returns the titles of the Wikipedia articles that a row of FRAMES links.
 
   A cell has an address, the text of a list, or several of them with remarks.
@@ -163,5 +187,5 @@ def articles(row: Mapping[str, Any]) -> list[str]:
     for link in re.split("(?=https?://)", str(cell))[1:]
   ]
   paths = (re.search(r"/wiki/([^?#]+)", link) for link in links)
-  named = (urllib.parse.unquote(path[1]) for path in paths if path)
-  return list(dict.fromkeys(name.replace("_", " ") for name in named))
+  names = (urllib.parse.unquote(path[1]) for path in paths if path)
+  return list(dict.fromkeys(name.replace("_", " ") for name in names))

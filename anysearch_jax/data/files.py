@@ -30,8 +30,8 @@ def kind(path: pathlib.Path) -> str:
   """Returns the suffix that selects a file's parser, "" if unknown."""
   name = path.name.lower()
   suffix = pathlib.Path(name.removesuffix(".gz")).suffix
-  known = suffix in SUFFIXES and not name.endswith(".parquet.gz")
-  return suffix if known else ""
+  is_known = suffix in SUFFIXES and not name.endswith(".parquet.gz")
+  return suffix if is_known else ""
 
 
 def rows(path: pathlib.Path) -> Iterator[Numbered]:
@@ -88,13 +88,13 @@ def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
   table = csv.reader(file, delimiter=delimiter, strict=True)
   names = next(table, [])
   while True:
-    before = table.line_num
+    last_line = table.line_num
     try:
       row = next(table, None)
     except csv.Error:
-      # An unterminated quote swallowed the rows of the following lines, and
-      # their number is unknown, so the file cannot be counted.
-      if table.line_num > before + 1:
+      # An unterminated quote swallowed the following lines. The number of their
+      # rows is unknown, so the rows of the file cannot be counted.
+      if table.line_num > last_line + 1:
         raise
       yield table.line_num, formats.MalformedError("not a row of a table")
       continue
@@ -128,8 +128,8 @@ def _json(path: pathlib.Path) -> Iterator[Numbered]:
     return
   if isinstance(value, dict):
     value = value.get("Data", value.get("data", value))
-  each = value if isinstance(value, list) else [value]
-  yield from enumerate(map(_object, each), start=1)
+  objects = value if isinstance(value, list) else [value]
+  yield from enumerate(map(_object, objects), start=1)
 
 
 def _object(value: Any) -> dict[str, Any] | formats.MalformedError:

@@ -1,9 +1,9 @@
-"""The formats of published question files: a parsed row in, a `Found` out.
+"""The formats of published question files: turns rows into `RawQuestion`s.
 
 Cells hold a list as a list or as printed text, and the tools that wrote them
 damaged some values, which are repaired. Otherwise reading corrects nothing:
-`clean`, `ask` and `accept` make lines of readable text for all formats alike,
-and `question_key` compares questions.
+`clean`, `as_question` and `accepted_answers` make lines of readable text for
+all formats alike, and `question_key` compares questions.
 """
 
 from __future__ import annotations
@@ -34,24 +34,45 @@ _NOT_TEXT = ("{'", '{"', "array([", "['", '["')
 _ASCII = str.maketrans({**dict.fromkeys("´ʹʻʼʽ˴", "'"), "−": "-", "﹣": "-"})
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-# Ten times the longest question of the known datasets; a longer text is a
-# document in the wrong column.
+# Characters: ten times the longest question of the known datasets. A longer
+# text is a document in the wrong column.
 LONGEST = 10_000
 # Control characters that are not white space.
 _CONTROLS = re.compile("[\x01-\x08\x0e-\x1b\x7f]")
 
 _MARK = "Question:"
 _HOPS = re.compile(r"([1-9])hop")
-# Columns that are not copied to the metadata: those with a field in `Found`,
-# those without a later use, and `facts`, in which reports expect the chain of a
-# question of the generated world.
-_TAKEN = frozenset(
+# Columns that are not copied to the metadata: those with a field in
+# `RawQuestion`, those without a later use, and `facts`, in which reports expect
+# the chain of a question of the generated world.
+_NOT_METADATA = frozenset(
   (
-    *("id", "_id", "question", "Question", "QuestionId", "question_id"),
-    *("answer", "Answer", "answers", "answer_aliases", "answerable"),
-    *("golden_answers", "possible_answers", "dataset", "split", "index"),
-    *("hops", "n_hops", "data_source", "prompt", "ability", "facts", "canary"),
-    *("supporting", "sub_questions", official_scoring.ANSWERS),
+    "_id",
+    "ability",
+    "answer",
+    "Answer",
+    "answer_aliases",
+    "answerable",
+    "answers",
+    "canary",
+    "data_source",
+    "dataset",
+    "facts",
+    "golden_answers",
+    "hops",
+    "id",
+    "index",
+    "n_hops",
+    "possible_answers",
+    "prompt",
+    "question",
+    "Question",
+    "question_id",
+    "QuestionId",
+    "split",
+    "sub_questions",
+    "supporting",
+    official_scoring.ANSWERS,
   )
 )
 
@@ -64,7 +85,7 @@ class MalformedError(ValueError):
   """A row is not a question. Rows are counted by the message: keep it short."""
 
 
-class Found(NamedTuple):
+class RawQuestion(NamedTuple):
   """A question as its file has it.
 
   Attributes:
@@ -76,7 +97,8 @@ class Found(NamedTuple):
       `evidence_doc_ids`, `supporting` (title, and text if the row has it),
       `sub_questions` (MuSiQue), `search_keys` (StepSearch); and
       `official_answers`, if the dataset's own script accepts other answers.
-    verbatim: whether the question is asked as it is, not as `ask` writes it.
+    verbatim: whether the question is asked as it is, and not rewritten by
+      `as_question`.
   """
 
   question: str
@@ -97,7 +119,7 @@ def recognize(row: Row) -> str | None:
   return None
 
 
-def read(row: Row, format: str) -> Found:
+def read(row: Row, format: str) -> RawQuestion:
   """Reads a row of a format.
 
   Raises:
@@ -109,91 +131,98 @@ def read(row: Row, format: str) -> Found:
   return reader(row)
 
 
-def _flashrag(row: Row) -> Found:
-  return _found(row, row["golden_answers"], mapping(row, "metadata"))
+def _flashrag(row: Row) -> RawQuestion:
+  return _raw_question(row, row["golden_answers"], mapping(row, "metadata"))
 
 
-def _search_r1(row: Row) -> Found:
+def _search_r1(row: Row) -> RawQuestion:
   truth = mapping(row, "reward_model").get("ground_truth")
   extra = mapping(row, "extra_info")
-  known = {**mapping(row, "metadata"), "dataset": row.get("data_source")}
+  values = {**mapping(row, "metadata"), "dataset": row.get("data_source")}
   if isinstance(truth, Mapping):
-    known["search_keys"] = truth.get("search_keys")
+    values["search_keys"] = truth.get("search_keys")
     truth = truth.get("target")
-  known["split"] = extra.get("split") or known.get("split")
-  known["index"] = extra.get("index")
-  known["paragraphs"] = extra.get("support_docs")
+  values["split"] = extra.get("split") or values.get("split")
+  values["index"] = extra.get("index")
+  values["paragraphs"] = extra.get("support_docs")
   if not row.get("question"):
-    row = {**row, "question": _asked(row.get("prompt"))}
-  return _found(row, truth, known)
+    row = {**row, "question": _question_of_prompt(row.get("prompt"))}
+  return _raw_question(row, truth, values)
 
 
-def _anysearch(row: Row) -> Found:
+def _anysearch(row: Row) -> RawQuestion:
   target = mapping(row, "label").get("target")
-  return _found(row, target, mapping(row, "metadata"))
+  return _raw_question(row, target, mapping(row, "metadata"))
 
 
-def _popqa(row: Row) -> Found:
-  return _found(row, parsed(row["possible_answers"], list), row)
+def _popqa(row: Row) -> RawQuestion:
+  return _raw_question(row, parsed(row["possible_answers"], list), row)
 
 
-def _triviaqa(row: Row) -> Found:
+def _triviaqa(row: Row) -> RawQuestion:
   a = mapping(row, "Answer")
   normalized = listed(a, "NormalizedAliases")
-  found = [a.get("Value"), *listed(a, "Aliases"), *normalized]
-  asked = {"id": row.get("QuestionId"), "question": row["Question"]}
-  out = _found(asked, [x for x in found if x is not None], row)
-  own = answers([*normalized, *listed(a, "HumanAnswers")])
-  return out._replace(
-    metadata={**out.metadata, official_scoring.ANSWERS: list(own)}
+  accepted = [a.get("Value"), *listed(a, "Aliases"), *normalized]
+  question = {"id": row.get("QuestionId"), "question": row["Question"]}
+  raw = _raw_question(question, [x for x in accepted if x is not None], row)
+  official = answers([*normalized, *listed(a, "HumanAnswers")])
+  return raw._replace(
+    metadata={**raw.metadata, official_scoring.ANSWERS: list(official)}
   )
 
 
-def _musique(row: Row) -> Found:
+def _musique(row: Row) -> RawQuestion:
   accepted = [row["answer"], *listed(row, "answer_aliases")]
   if row.get("answerable") is False:
     # Half of MuSiQue-Full is unanswerable; such a row repeats the answers of
     # its answerable twin.
     accepted = []
-  return _found(row, [x for x in accepted if x is not None], row)
+  return _raw_question(row, [x for x in accepted if x is not None], row)
 
 
-def _plain(row: Row) -> Found:
-  return _found(row, row["answer"], row)
+def _plain(row: Row) -> RawQuestion:
+  return _raw_question(row, row["answer"], row)
 
 
-def _bamboogle(row: Row) -> Found:
+def _bamboogle(row: Row) -> RawQuestion:
   row = {name.lower(): value for name, value in row.items() if name}
-  return _found(row, row["answer"], row)
+  return _raw_question(row, row["answer"], row)
 
 
-def _browsecomp_plus(row: Row) -> Found:
+def _browsecomp_plus(row: Row) -> RawQuestion:
   try:
-    known = evidence_lib.revealed(row)
+    values = evidence_lib.decrypted(row)
   except (ValueError, KeyError, TypeError) as error:
     raise MalformedError(
       "a text that no canary, or a wrong one, decrypts; expected --canary=TEXT "
       "of launch.prepare_data, the DEFAULT_CANARY of decrypt_dataset.py"
     ) from error
-  asked = {"id": row["query_id"], "question": known.pop("query")}
-  found = _found(asked, [known.pop("answer")], known)
-  return found._replace(verbatim=True)
+  question = {"id": row["query_id"], "question": values.pop("query")}
+  raw = _raw_question(question, [values.pop("answer")], values)
+  return raw._replace(verbatim=True)
 
 
-def _frames(row: Row) -> Found:
+def _frames(row: Row) -> RawQuestion:
   # Pandas has written the number of a row, in a column without a name.
-  asked = {"id": row.get("", row.get("Unnamed: 0")), "question": row["Prompt"]}
-  known = {
-    "reasoning_types": row.get("reasoning_types"),
-    "supporting_facts": [[title, 0] for title in evidence_lib.articles(row)],
+  question = {
+    "id": row.get("", row.get("Unnamed: 0")),
+    "question": row["Prompt"],
   }
-  return _found(asked, [row["Answer"]], known)._replace(verbatim=True)
+  values = {
+    "reasoning_types": row.get("reasoning_types"),
+    "supporting_facts": [
+      [title, 0] for title in evidence_lib.linked_articles(row)
+    ],
+  }
+  return _raw_question(question, [row["Answer"]], values)._replace(
+    verbatim=True
+  )
 
 
 # The first format whose columns are all present is chosen (docs/data.md says
 # which files have them). Order matters: Search-R1's files also have FlashRAG's
 # columns, and most files have a question and an answer.
-FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
+FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], RawQuestion]]] = {
   name: (frozenset(columns.split()), reader)
   for name, columns, reader in (
     ("search_r1", "reward_model", _search_r1),
@@ -211,84 +240,87 @@ FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], Found]]] = {
 }
 
 
-def _found(row: Row, accepted: Any, known: Row) -> Found:
-  """Assembles a `Found` from what all formats share.
+def _raw_question(row: Row, accepted: Any, values: Row) -> RawQuestion:
+  """Assembles a question from the columns that all formats share.
 
-  `row` holds the question and maybe the id, `known` the other values.
+  Args:
+    row: has the question, and maybe the id.
+    accepted: the accepted answers, as `answers` reads them.
+    values: has the other columns.
   """
   question = row["question"]
   if not isinstance(question, str):
     raise MalformedError("no question")
-  split = str(known.get("split") or "")
+  split = str(values.get("split") or "")
   id_ = row.get("id", row.get("_id", row.get("question_id")))
-  if id_ is None and known.get("index") is not None:
-    id_ = f"{split}_{known['index']}".lstrip("_")
+  if id_ is None and values.get("index") is not None:
+    id_ = f"{split}_{values['index']}".lstrip("_")
   if id_ is not None and (isinstance(id_, bool) or not plain(id_)):
     raise MalformedError(f"an id that is a {type(id_).__name__}")
   id_ = "" if id_ is None else str(id_)
   metadata = {
     name: value
-    for name, value in known.items()
-    if name not in _TAKEN and value != "" and plain(value)
+    for name, value in values.items()
+    if name not in _NOT_METADATA and value != "" and plain(value)
   }
-  evidence = _evidence(known)
-  hops = known.get("n_hops", known.get("hops"))
+  evidence = _evidence(values)
+  hops = values.get("n_hops", values.get("hops"))
   if isinstance(hops, float):
     # Pandas turns integer columns with missing values into floats.
     hops = None if math.isnan(hops) else hops
     hops = int(hops) if hops is not None and hops.is_integer() else hops
   if hops is None:
-    named = _HOPS.match(id_)
+    hops_in_id = _HOPS.match(id_)
     titles = {s.get("title") for s in evidence.get("supporting", ())}
     steps = evidence.get("sub_questions") or titles
-    hops = int(named[1]) if named else len(steps) or None
+    hops = int(hops_in_id[1]) if hops_in_id else len(steps) or None
   if hops is not None and (type(hops) is not int or not 0 <= hops < 100):
     raise MalformedError("hops that are no small number")
-  return Found(
+  return RawQuestion(
     question,
     answers(accepted),
-    id_,
-    str(known.get("dataset") or ""),
-    split,
-    hops,
-    metadata | evidence,
+    id=id_,
+    dataset=str(values.get("dataset") or ""),
+    split=split,
+    hops=hops,
+    metadata=metadata | evidence,
   )
 
 
-def _evidence(known: Row) -> dict[str, Any]:
-  """Returns what a row records of the passages and steps to its answer."""
-  out: dict[str, Any] = {}
+def _evidence(values: Row) -> dict[str, Any]:
+  """Returns the passages and steps to the answer that a row records."""
+  metadata: dict[str, Any] = {}
   for name in ("gold_doc_ids", "evidence_doc_ids"):
-    if named := listed(known, name):
-      out[name] = list(map(str, named))
-  if supporting := _supporting(known):
-    out["supporting"] = supporting
-  steps = dicts(known, "question_decomposition")
+    if ids := listed(values, name):
+      metadata[name] = list(map(str, ids))
+  if supporting := _supporting(values):
+    metadata["supporting"] = supporting
+  steps = dicts(values, "question_decomposition")
   if steps:
-    out["sub_questions"] = [
+    metadata["sub_questions"] = [
       {name: text(step[name]) for name in ("question", "answer")}
       for step in steps
       if step.get("question") is not None and step.get("answer") is not None
     ]
-  if keys := listed(known, "search_keys"):
-    out["search_keys"] = [list(answers(key)) for key in keys]
-  return out
+  if keys := listed(values, "search_keys"):
+    metadata["search_keys"] = [list(answers(key)) for key in keys]
+  return metadata
 
 
-def _supporting(known: Row) -> list[dict[str, str]]:
+def _supporting(values: Row) -> list[dict[str, str]]:
   """Returns supporting passages in order: titles, and texts if present."""
-  facts = known.get("supporting_facts")
+  facts = values.get("supporting_facts")
   if isinstance(facts, Mapping):
     titles = listed(facts, "title")
   else:
     titles = [
       fact[0] if isinstance(fact, list | tuple) and fact else None
-      for fact in listed(known, "supporting_facts")
+      for fact in listed(values, "supporting_facts")
     ]
   if titles:
     if not all(isinstance(title, str) for title in titles):
       raise MalformedError("supporting facts without titles")
-    texts = _context(known)
+    texts = _context(values)
     return [
       {"title": title, **({"text": texts[title]} if title in texts else {})}
       for title in dict.fromkeys(titles)
@@ -298,56 +330,56 @@ def _supporting(known: Row) -> list[dict[str, str]]:
       "title": str(paragraph.get("title") or ""),
       "text": str(paragraph.get("paragraph_text") or ""),
     }
-    for paragraph in dicts(known, "paragraphs")
+    for paragraph in dicts(values, "paragraphs")
     # StepSearch's rows list supporting passages only, without the key.
     if paragraph.get("is_supporting", True)
   ]
 
 
-def _context(known: Row) -> dict[str, str]:
+def _context(values: Row) -> dict[str, str]:
   """Returns the passages of HotpotQA and 2WikiMultihopQA, by title.
 
   If a title occurs twice, the first passage is kept. A passage is a list of
   sentences: [title, sentences] in the datasets' own files, columns of titles
   and of sentences elsewhere. Other contexts give no passages.
   """
-  value = known.get("context")
+  context = values.get("context")
   pairs: Iterable[Sequence[Any]]
-  if isinstance(value, Mapping):
-    sentences = "sentences" if "sentences" in value else "content"
-    pairs = zip(listed(value, "title"), listed(value, sentences))
-  elif isinstance(value, list | tuple):
-    pairs = (p for p in value if isinstance(p, list | tuple) and len(p) == 2)
+  if isinstance(context, Mapping):
+    sentences = "sentences" if "sentences" in context else "content"
+    pairs = zip(listed(context, "title"), listed(context, sentences))
+  elif isinstance(context, list | tuple):
+    pairs = (p for p in context if isinstance(p, list | tuple) and len(p) == 2)
   else:
     return {}
   texts: dict[str, str] = {}
-  for title, said in pairs:
-    if isinstance(title, str) and isinstance(said, list | tuple):
+  for title, sentences_of_title in pairs:
+    if isinstance(title, str) and isinstance(sentences_of_title, list | tuple):
       # 2WikiMultihopQA has no spaces between sentences.
-      text = " ".join(" ".join(map(str, said)).split())
+      text = " ".join(" ".join(map(str, sentences_of_title)).split())
       texts.setdefault(title, text)
   return texts
 
 
-def _asked(prompt: Any) -> str:
+def _question_of_prompt(prompt: Any) -> str:
   """Extracts the question from a prompt."""
   content = prompt
   if not isinstance(prompt, str):
-    said = [
+    user_messages = [
       message.get("content")
       for message in dicts({"prompt": prompt}, "prompt")
       if message.get("role", "user") == "user"
     ]
-    content = said[-1] if said else None
+    content = user_messages[-1] if user_messages else None
   if not isinstance(content, str):
     raise MalformedError("neither a question nor a prompt")
-  before, mark, question = content.rpartition(_MARK)
+  _, mark, question = content.rpartition(_MARK)
   if not mark and "\n" in content.strip():
     raise MalformedError(f"a prompt without {_MARK!r}")
   return question
 
 
-def ask(text: str) -> str:
+def as_question(text: str) -> str:
   """Returns a question as the policy reads it: one line that ends in `?`."""
   text = line(text)
   inner = text[1:-1]
@@ -358,44 +390,50 @@ def ask(text: str) -> str:
   return text if text.endswith("?") else f"{text}?"
 
 
-def accept(answers: Iterable[str]) -> tuple[str, ...]:
+def accepted_answers(answers: Iterable[str]) -> tuple[str, ...]:
   """Returns distinct answers in order, without those that normalise to ""."""
-  return tuple(a for a in distinct(answers) if scoring.normalize_answer(a))
+  return tuple(
+    a for a in distinct_answers(answers) if scoring.normalize_answer(a)
+  )
 
 
-def distinct(answers: Iterable[str]) -> tuple[str, ...]:
+def distinct_answers(answers: Iterable[str]) -> tuple[str, ...]:
   """Returns distinct answers in order, without empty ones."""
   return tuple(dict.fromkeys(a for a in map(line, answers) if a))
 
 
-def clean(found: Found, aliases: Mapping[str, Sequence[str]]) -> Found:
+def clean(
+  raw: RawQuestion, aliases: Mapping[str, Sequence[str]]
+) -> RawQuestion:
   """Removes control characters and adds the answers of the dataset's script.
 
-  `aliases` has, by `answer_id`, names that the dataset's script also accepts.
+  Args:
+    raw: a question as its file has it.
+    aliases: by `answer_id`, names that the dataset's script also accepts.
 
   Raises:
     MalformedError: a text is unreadable, or the question is empty.
   """
-  question = _readable(found.question, "a question")
-  answers = tuple(_readable(a, "an answer") for a in found.answers)
-  id_ = _readable(found.id, "an id")
+  question = _readable(raw.question, "a question")
+  answers = tuple(_readable(a, "an answer") for a in raw.answers)
+  id_ = _readable(raw.id, "an id")
   if not question_key(question):
     raise MalformedError("an empty question")
-  metadata = found.metadata
+  metadata = raw.metadata
   if names := aliases.get(metadata.get("answer_id", "")):
     accepted = dict.fromkeys((*answers, *names))
     metadata = {**metadata, official_scoring.ANSWERS: list(accepted)}
-  return found._replace(
+  return raw._replace(
     question=question, answers=answers, id=id_, metadata=metadata
   )
 
 
 def line(text: str) -> str:
   """Returns a text in one line, with single spaces."""
-  return " ".join(whole(text).split())
+  return " ".join(without_surrogates(text).split())
 
 
-def whole(text: str) -> str:
+def without_surrogates(text: str) -> str:
   """Replaces unpaired surrogates: JSON can hold them, UTF-8 cannot."""
   try:
     text.encode()  # Nearly all texts; it is the faster one.
@@ -404,13 +442,13 @@ def whole(text: str) -> str:
   return text
 
 
-def _readable(text: str, what: str) -> str:
-  """Returns a text without control characters; errors call it `what`."""
+def _readable(text: str, noun: str) -> str:
+  """Returns a text without control characters; errors call it `noun`."""
   # NUL indicates that the file was decoded with a wrong encoding.
   if "\0" in text:
-    raise MalformedError(f"{what} with the character NUL")
+    raise MalformedError(f"{noun} with the character NUL")
   if len(text) > LONGEST:
-    raise MalformedError(f"{what} of more than {LONGEST} characters")
+    raise MalformedError(f"{noun} of more than {LONGEST} characters")
   return _CONTROLS.sub(" ", text)
 
 
@@ -444,15 +482,15 @@ def answers(value: Any) -> tuple[str, ...]:
   """
   if value is None:
     return ()
-  whole = not isinstance(value, list | tuple)
+  is_scalar = not isinstance(value, list | tuple)
   texts: list[str] = []
-  for item in [value] if whole else value:
+  for item in [value] if is_scalar else value:
     for part in text(item).split(ANSWER_SPLIT):
       # Inside a list, text in brackets but without quotes is an answer itself.
-      found = _items(part) if whole or set(part) & {"'", '"'} else None
-      if found is not None:
-        texts += map(text, found)
-      elif whole and part.lstrip().startswith(_NOT_TEXT):
+      items = _items(part) if is_scalar or set(part) & {"'", '"'} else None
+      if items is not None:
+        texts += map(text, items)
+      elif is_scalar and part.lstrip().startswith(_NOT_TEXT):
         raise MalformedError("an answer that is the text of a list or object")
       else:
         texts.append(part)
@@ -495,13 +533,13 @@ def listed(row: Row, name: str) -> list[Any]:
 def dicts(row: Row, name: str) -> list[Row]:
   """Returns a column of lists of objects; [] if it is missing."""
   value = listed(row, name)
-  if not all(isinstance(each, Mapping) for each in value):
+  if not all(isinstance(item, Mapping) for item in value):
     raise MalformedError(f"{name} that holds something else than objects")
   return value
 
 
 def plain(value: Any) -> bool:
-  """Whether a value is a string, a finite number or a boolean."""
+  """Returns whether a value is a string, a finite number or a boolean."""
   if isinstance(value, float):
     return math.isfinite(value)
   return isinstance(value, str | int | bool)

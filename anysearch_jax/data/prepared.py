@@ -50,8 +50,11 @@ def write(
 ) -> None:
   """Writes a folder of prepared questions atomically.
 
-  The folder is new, empty, or was written from equal arguments. Without `mixed`
-  there is no `train.parquet`; counts and hashes are added to `manifest`.
+  Args:
+    folder: a new or empty folder, or one that was written from equal arguments.
+    parts: the questions by `<dataset>_<split>`.
+    mixed: the training mix; without it there is no `train.parquet`.
+    manifest: inputs and settings, to which counts and hashes are added.
 
   Raises:
     formats.DataError: the folder holds something else.
@@ -63,10 +66,10 @@ def write(
     tables[MIX] = list(mixed)
   contents = {}
   for name, entries in tables.items():
-    out = pa.BufferOutputStream()
-    pq.write_table(_table(entries), out, compression="zstd")
-    contents[f"{name}.parquet"] = out.getvalue()
-  whole = {
+    buffer = pa.BufferOutputStream()
+    pq.write_table(_table(entries), buffer, compression="zstd")
+    contents[f"{name}.parquet"] = buffer.getvalue()
+  full_manifest = {
     "version": _VERSION,
     **manifest,
     "splits": {
@@ -87,7 +90,7 @@ def write(
       for name, content in contents.items()
     },
   }
-  text = json.dumps(whole, indent=2) + "\n"
+  text = json.dumps(full_manifest, indent=2) + "\n"
   if folder.is_dir() and any(folder.iterdir()):
     path = folder / MANIFEST
     if not path.is_file() or path.read_text() != text:
@@ -95,14 +98,14 @@ def write(
         f"{folder} holds other data than these questions prepared this "
         "way; name another --output, or remove it."
       )
-  with hf.appears_whole(folder) as beside:
+  with hf.atomic_directory(folder) as temporary:
     for name, content in contents.items():
-      (beside / name).write_bytes(content)
-    (beside / MANIFEST).write_text(text)
+      (temporary / name).write_bytes(content)
+    (temporary / MANIFEST).write_text(text)
 
 
 class _Source:
-  """Questions by split; they have no passages, so searches use `retrieval`."""
+  """Questions by split, without passages: searches use `retrieval`."""
 
   retriever = None
   rows: Any  # A method that returns the questions of a split.
@@ -112,7 +115,10 @@ class _Source:
   ) -> dataset_iterator.Stream:
     """Returns the training stream: a split's questions, epoch by epoch.
 
-    The stream may be longer than the split.
+    Args:
+      split: name of the split.
+      count: length of the stream; it may be longer than the split.
+      seed: seeds the permutations of the epochs, >= 0.
     """
     return dataset_iterator.Stream(self.rows(split), count=count, key=seed)
 
@@ -156,7 +162,7 @@ class Prepared(_Source):
 
   @functools.cache  # noqa: B019 - a folder is open as long as its process.
   def rows(self, name: str) -> Rows:
-    """Returns a file's questions, `train` or `<dataset>_<split>`, in its order.
+    """Returns the questions of a file, `train` or `<dataset>_<split>`.
 
     Raises:
       formats.DataError: the file is missing, or was changed afterwards.
@@ -184,7 +190,7 @@ class Prepared(_Source):
     return Rows(table)
 
   def evaluation_questions(
-    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+    self, datasets: Sequence[str] = (), per_dataset: int = 0, *, split: str = ""
   ) -> list[types.Question]:
     """Returns the evaluation questions, dataset by dataset.
 
@@ -192,14 +198,14 @@ class Prepared(_Source):
     selection is therefore a prefix of a larger one.
 
     Args:
-      datasets: names; empty: all that have an evaluation split here.
-      each: maximum number for each dataset; 0: all.
+      datasets: names of datasets; empty: all with an evaluation split here.
+      per_dataset: limit of the questions of each dataset; 0: all.
       split: name of the split; "": test if there is one, otherwise dev.
 
     Raises:
       formats.DataError: a dataset does not have the split.
     """
-    out: list[types.Question] = []
+    questions: list[types.Question] = []
     for dataset in datasets or self.evaluated(split):
       name = self._evaluation_name(dataset, split)
       if name is None:
@@ -210,18 +216,18 @@ class Prepared(_Source):
       rows = self.rows(name)
       ranks = [preparing.shuffled(id_) for id_ in rows.column("id")]
       order = sorted(range(len(ranks)), key=ranks.__getitem__)
-      out += [rows[i] for i in order[: each or None]]
-    return out
+      questions += [rows[i] for i in order[: per_dataset or None]]
+    return questions
 
   def evaluated(self, split: str = "") -> list[str]:
     """Returns the datasets of a split ("": test or dev); the paper's first."""
-    there = sorted({name.rpartition("_")[0] for name in self.names} - {""})
-    ordered = dict.fromkeys((*official_scoring.DATASETS, *there))
+    datasets = sorted({name.rpartition("_")[0] for name in self.names} - {""})
+    ordered = dict.fromkeys((*official_scoring.DATASETS, *datasets))
     return [d for d in ordered if self._evaluation_name(d, split)]
 
   def _evaluation_name(self, dataset: str, split: str) -> str | None:
-    wanted = (split,) if split else ("test", "dev")
-    names = (f"{dataset}_{each}" for each in wanted)
+    splits = (split,) if split else ("test", "dev")
+    names = (f"{dataset}_{split_name}" for split_name in splits)
     return next((name for name in names if name in self.names), None)
 
 
@@ -262,7 +268,10 @@ def _table(entries: Sequence[preparing.Entry]) -> pa.Table:
 
 
 class OwnQuestions(_Source):
-  """A source of questions: a function of a split that returns them.
+  """A source of questions: a user's function, which returns those of a split.
+
+  Args:
+    name: `module:NAME` or `file.py:NAME`, see `plugins.load`.
 
   Raises:
     plugins.PluginError: the function cannot be loaded.
@@ -280,7 +289,7 @@ class OwnQuestions(_Source):
 
     Raises:
       plugins.PluginError: the function raises, returns no questions, or two
-        with one id.
+        questions with the same id.
     """
     with plugins.as_sentence(self._where, self._loaded.path):
       rows = tuple(self._loaded.value(split))
@@ -297,9 +306,14 @@ class OwnQuestions(_Source):
     return rows
 
   def evaluation_questions(
-    self, datasets: Sequence[str] = (), each: int = 0, *, split: str = ""
+    self, datasets: Sequence[str] = (), per_dataset: int = 0, *, split: str = ""
   ) -> list[types.Question]:
-    """Returns the first `each` questions of a split, by default of `test`.
+    """Returns the first questions of a split, by default of `test`.
+
+    Args:
+      datasets: empty, because a function is one dataset.
+      per_dataset: number of questions; 0: all.
+      split: name of the split; "" is `test`.
 
     Raises:
       plugins.PluginError: as `rows`, or a dataset is named.
@@ -309,35 +323,38 @@ class OwnQuestions(_Source):
         f"{self._where}: found the datasets {', '.join(datasets)}, expected "
         "none, because a function is one dataset."
       )
-    return list(self.rows(split or "test")[: each or None])
+    return list(self.rows(split or "test")[: per_dataset or None])
 
 
 class QuestionFile(OwnQuestions):
-  """A source of evaluation questions: one file, read as it is prepared.
+  """A source of evaluation questions: one file, prepared when it is read.
 
   Args:
-    path: of a file of `formats`, such as JSON lines or a table with `question`
-      and `answer`.
+    path: a file in one of `formats.FORMATS`, such as JSON lines or a table with
+      `question` and `answer`.
 
   Raises:
     formats.DataError: the file cannot be read, or a row is not a question.
   """
 
   def __init__(self, path: str):
-    self._where, file = path, pathlib.Path(path)
+    self._where = path
+    file = pathlib.Path(path)
     rows = (row for _, row in files.rows(file) if isinstance(row, dict))
-    named = any(row.get("dataset") for row in rows)
-    stem = file.name.partition(".")[0].lower()
-    name = "" if named else re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
-    source = preparing.Input(file, name, "test")
+    has_datasets = any(row.get("dataset") for row in rows)
+    dataset = ""  # Each row names its own.
+    if not has_datasets:
+      stem = file.name.partition(".")[0].lower()
+      dataset = re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
+    source = preparing.Input(file, dataset, "test")
     parts, _ = preparing.prepare([source], preparing.Settings())
     entries = [entry for part in parts.values() for entry in part.entries]
     if not entries:
       raise formats.DataError(f"{path}: found no question with an answer.")
     for part in parts.values():
       for why, count in part.dropped.items():
-        left = f"{path}: {count} of {part.read} rows are left out: {why}."
-        logging.warning("%s", left)
+        message = f"{path}: {count} of {part.read} rows are left out: {why}."
+        logging.warning("%s", message)
     self._rows = tuple(Rows(_table(entries)))
 
   @functools.cache  # noqa: B019 - a source lives as long as its process.

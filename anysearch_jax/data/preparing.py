@@ -42,8 +42,11 @@ _SPLITS = {"val": "dev", "valid": "dev", "validation": "dev"}
 class Input(NamedTuple):
   """A file to read.
 
-  If `dataset` or `split` is "", each row names its own; if `format` is "", it
-  is recognised from the first row.
+  Attributes:
+    path: the file.
+    dataset: name of its dataset; "": each row names its own.
+    split: name of its split; "": each row names its own.
+    format: a name of `formats.FORMATS`; "": recognised from the first row.
   """
 
   path: pathlib.Path
@@ -60,8 +63,8 @@ class Settings:
     mix: datasets whose training splits are mixed into `train.parquet`.
     skip_malformed: drop and count rows that are not questions, instead of
       raising an error.
-    evidence: drop training questions without `data/evidence`, which
-      StepSearch's reward needs.
+    evidence: drop training questions without evidence (`data/evidence`), which
+      the reward of StepSearch needs.
   """
 
   mix: tuple[str, ...] = ()
@@ -90,7 +93,7 @@ class Part:
     read: number of rows read.
     dropped: number of rows that are not among the entries, by reason.
     unmatched: number of evaluation questions whose answers all normalise to "".
-      They are kept, so that a dataset has its published size; their exact match
+      They remain, so that a dataset has its published size; their exact match
       is 0.
   """
 
@@ -99,11 +102,11 @@ class Part:
   dropped: Counter[str] = dataclasses.field(default_factory=Counter)
   unmatched: int = 0
 
-  def keep(self, kept: Sequence[Entry], reason: str) -> None:
-    """Keeps the entries `kept` and counts the others as dropped."""
-    if lost := len(self.entries) - len(kept):
+  def keep(self, entries: Sequence[Entry], reason: str) -> None:
+    """Keeps these entries only, and counts the others as dropped."""
+    if lost := len(self.entries) - len(entries):
       self.dropped[reason] += lost
-    self.entries = list(kept)
+    self.entries = list(entries)
 
 
 Parts = dict[str, Part]
@@ -151,7 +154,8 @@ def prepare(
     aliases: by `answer_id`, the names that 2WikiMultihopQA's script accepts.
     corpus: file with the passages that training questions name by
       `gold_doc_ids`.
-    canary: of encrypted rows that do not have their own, see `evidence`.
+    canary: decrypts encrypted rows without a canary of their own, see
+      `evidence.decrypted`.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
@@ -162,11 +166,11 @@ def prepare(
       or a file cannot be read.
   """
   parts: Parts = collections.defaultdict(Part)
-  listed = [_read(x, parts, settings, aliases, canary) for x in inputs]
+  listed = [_read_input(x, parts, settings, aliases, canary) for x in inputs]
   training = {n: part for n, part in parts.items() if n.endswith("_train")}
   for name, part in parts.items():
     reason = "asked twice, answers merged" if name in training else "read twice"
-    part.keep(_merged(part.entries), reason)
+    part.keep(_merge_repeated(part.entries), reason)
   evaluated = {
     formats.question_key(entry.question)
     for name, part in parts.items()
@@ -174,24 +178,28 @@ def prepare(
     for entry in part.entries
   }
   for part in training.values():
-    kept = [
+    kept_entries = [
       entry
       for entry in part.entries
       if formats.question_key(entry.question) not in evaluated
     ]
-    part.keep(kept, "in an evaluation split")
+    part.keep(kept_entries, "in an evaluation split")
   if corpus:
     entries = [e for part in training.values() for e in part.entries]
-    texts = iter(filled([e.metadata for e in entries], corpus))
+    texts = iter(add_supporting([e.metadata for e in entries], corpus))
     for part in training.values():
       part.entries = [e._replace(metadata=next(texts)) for e in part.entries]
   if settings.evidence:
     for part in training.values():
-      known = (
+      evidence_of_entries = (
         evidence.of_metadata(json.loads(e.metadata)) for e in part.entries
       )
-      kept = [e for e, found in zip(part.entries, known) if any(found)]
-      part.keep(kept, "no evidence")
+      kept_entries = [
+        e
+        for e, found_evidence in zip(part.entries, evidence_of_entries)
+        if any(found_evidence)
+      ]
+      part.keep(kept_entries, "no evidence")
   return dict(sorted(parts.items())), listed
 
 
@@ -205,10 +213,12 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
   for dataset in settings.mix:
     part = parts.get(f"{dataset}_train")
     if part is None or not part.entries:
-      there = [n.removesuffix("_train") for n in parts if n.endswith("_train")]
+      available = [
+        n.removesuffix("_train") for n in parts if n.endswith("_train")
+      ]
       raise formats.DataError(
         f"The mix asks for {dataset}, which has no training questions here; "
-        f"choose from {', '.join(there) or 'none'}, or leave the mix out."
+        f"choose from {', '.join(available) or 'none'}, or leave the mix out."
       )
     entries += part.entries
   seed = np.random.SeedSequence((_SEED, len(entries)))
@@ -217,11 +227,11 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
 
 
 def shuffled(id_: str) -> bytes:
-  """Returns a sort key: the pseudo-random, fixed order of ids by their hash."""
+  """Returns a sort key of an id, whose order is pseudo-random and fixed."""
   return hashlib.sha256(id_.encode()).digest()
 
 
-def _read(
+def _read_input(
   source: Input,
   parts: Parts,
   settings: Settings,
@@ -229,10 +239,12 @@ def _read(
   canary: str,
 ) -> dict[str, Any]:
   """Adds a file's questions to `parts` and returns its manifest line."""
-  format_, count = source.format, 0
+  format_ = source.format
+  count = 0
   for number, row in files.rows(source.path):
     count += 1
-    dataset, split = source.dataset, source.split
+    dataset = source.dataset
+    split = source.split
     try:
       if isinstance(row, formats.MalformedError):
         raise row
@@ -245,10 +257,10 @@ def _read(
         )
       if canary:
         row = {"canary": canary, **row}
-      found = formats.read(row, format_)
-      dataset, split = _belongs(found, source)
-      found = formats.clean(found, aliases)
-      _add(found, parts[f"{dataset}_{split}"], dataset, split)
+      raw = formats.read(row, format_)
+      dataset, split = _dataset_and_split(raw, source)
+      raw = formats.clean(raw, aliases)
+      _add_entry(raw, parts[f"{dataset}_{split}"], dataset, split)
     except formats.MalformedError as error:
       if not settings.skip_malformed:
         raise formats.DataError(
@@ -268,19 +280,21 @@ def _read(
   }
 
 
-def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
-  """Returns dataset and split of a row, as its file or the row names them."""
+def _dataset_and_split(
+  raw: formats.RawQuestion, source: Input
+) -> tuple[str, str]:
+  """Returns the dataset and the split of a row, named by its file or itself."""
   try:
-    said = dataset_name(found.dataset) if found.dataset else ""
+    row_dataset = dataset_name(raw.dataset) if raw.dataset else ""
     # The file's split wins, because Search-R1 calls every evaluation set test.
-    split = source.split or (split_name(found.split) if found.split else "")
+    split = source.split or (split_name(raw.split) if raw.split else "")
   except formats.DataError as error:
     raise formats.MalformedError(str(error).rstrip(".")) from error
-  if source.dataset and said and said != source.dataset:
+  if source.dataset and row_dataset and row_dataset != source.dataset:
     raise formats.MalformedError(
-      f"a question of {said} in a file of {source.dataset}"
+      f"a question of {row_dataset} in a file of {source.dataset}"
     )
-  dataset = source.dataset or said
+  dataset = source.dataset or row_dataset
   if not dataset or not split:
     raise formats.DataError(
       f"{source.path}: its rows do not name their "
@@ -290,62 +304,68 @@ def _belongs(found: formats.Found, source: Input) -> tuple[str, str]:
   return dataset, split
 
 
-def _add(found: formats.Found, part: Part, dataset: str, split: str) -> None:
+def _add_entry(
+  raw: formats.RawQuestion, part: Part, dataset: str, split: str
+) -> None:
   """Adds a clean question to its part, or drops it if it has no answer."""
   part.read += 1
-  accepted = formats.accept(found.answers)
+  accepted = formats.accepted_answers(raw.answers)
   if not accepted and split != "train":
-    accepted = formats.distinct(found.answers)
+    accepted = formats.distinct_answers(raw.answers)
     part.unmatched += bool(accepted)
   if not accepted:
     part.dropped["no answer"] += 1
     return
-  metadata = dict(found.metadata)
+  metadata = json.dumps(dict(raw.metadata), ensure_ascii=False, sort_keys=True)
+  id_ = raw.id or f"{split}_{part.read - 1}"
+  question = raw.question.strip()
+  if not raw.verbatim:
+    question = formats.as_question(raw.question)
   part.entries.append(
     Entry(
-      formats.line(f"{dataset}/{found.id or f'{split}_{part.read - 1}'}"),
-      found.question.strip() if found.verbatim else formats.ask(found.question),
-      accepted,
-      dataset,
-      split,
-      found.hops,
-      formats.whole(json.dumps(metadata, ensure_ascii=False, sort_keys=True)),
+      id=formats.line(f"{dataset}/{id_}"),
+      question=question,
+      golden_answers=accepted,
+      dataset=dataset,
+      split=split,
+      hops=raw.hops,
+      metadata=formats.without_surrogates(metadata),
     )
   )
 
 
-def _merged(entries: Sequence[Entry]) -> list[Entry]:
+def _merge_repeated(entries: Sequence[Entry]) -> list[Entry]:
   """Merges repeated questions and unites their answers.
 
   Training questions are merged if their normalised texts are equal. Evaluation
   questions are merged only if their ids are equal, so that a dataset keeps its
   published questions.
   """
-  first: dict[str, Entry] = {}
+  merged: dict[str, Entry] = {}
   ids: dict[str, Entry] = {}
   for entry in entries:
-    key = scoring.normalize_answer(entry.question)
-    other = ids.setdefault(entry.id, entry)
-    if scoring.normalize_answer(other.question) != key:
+    normalized = scoring.normalize_answer(entry.question)
+    same_id = ids.setdefault(entry.id, entry)
+    if scoring.normalize_answer(same_id.question) != normalized:
       raise formats.DataError(
         f"Two questions have the id {entry.id!r} in {entry.dataset} "
-        f"{entry.split}: {other.question!r} and {entry.question!r}. Read only "
-        "one of their files, or correct it."
+        f"{entry.split}: {same_id.question!r} and {entry.question!r}. Read "
+        "only one of their files, or correct it."
       )
-    same = key if entry.split == "train" else entry.id
-    kept = first.setdefault(same, entry)
-    if kept is not entry:
-      both = dict.fromkeys(kept.golden_answers + entry.golden_answers)
-      first[same] = kept._replace(golden_answers=tuple(both))
-  return list(first.values())
+    merge_key = normalized if entry.split == "train" else entry.id
+    first_entry = merged.setdefault(merge_key, entry)
+    if first_entry is not entry:
+      answers = dict.fromkeys(first_entry.golden_answers + entry.golden_answers)
+      merged[merge_key] = first_entry._replace(golden_answers=tuple(answers))
+  return list(merged.values())
 
 
-def _each(
+def _map_rows(
   path: pathlib.Path, read: Callable[[formats.Row], T], sentence: str
 ) -> Iterator[T]:
-  """Yields what `read` makes of each row of a file.
+  """Yields the result of `read` for each row of a file.
 
-  Of a malformed row `sentence` says with its `{error}` what was expected.
+  The error of a malformed row is `sentence`, with `{error}` filled in.
   """
   for number, row in files.rows(path):
     try:
@@ -366,22 +386,27 @@ def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
       the file cannot be read.
   """
 
-  def named(row: formats.Row) -> tuple[str, list[str]]:
-    columns = (formats.listed(row, name) for name in ("aliases", "demonyms"))
-    return row["Q_id"], [formats.text(x) for names in columns for x in names]
+  def names_of_entity(row: formats.Row) -> tuple[str, list[str]]:
+    id_ = row["Q_id"]
+    names: list[str] = []
+    for column in ("aliases", "demonyms"):
+      names += map(formats.text, formats.listed(row, column))
+    return id_, names
 
   sentence = (
     "found no Q_id with aliases and demonyms ({error}); expected "
     "2WikiMultihopQA's id_aliases.json."
   )
-  return dict(_each(path, named, sentence))
+  return dict(_map_rows(path, names_of_entity, sentence))
 
 
-def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
+def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
   """Adds `supporting` to metadata that has `gold_doc_ids` but no texts.
 
-  `corpus` is JSON lines in Search-R1's layout (`id`, `contents`), also `.gz`;
-  it is read once.
+  Args:
+    metadata: the metadata of questions, as JSON.
+    corpus: JSON lines in Search-R1's layout (`id`, `contents`), also `.gz`; it
+      is read once.
 
   Returns:
     The metadata in the same order.
@@ -390,10 +415,10 @@ def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
     formats.DataError: the corpus is not in this layout, lacks a passage, or
       cannot be read.
   """
-  known: list[dict[str, Any]] = list(map(json.loads, metadata))
+  values_of_questions: list[dict[str, Any]] = list(map(json.loads, metadata))
   lacking = [
     values
-    for values in known
+    for values in values_of_questions
     if values.get("gold_doc_ids")
     and not any(p.get("text") for p in values.get("supporting", ()))
   ]
@@ -402,21 +427,25 @@ def filled(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
     "found no passage, expected an id and contents, as in corpora of "
     "launch.build_index."
   )
-  found: dict[str, dict[str, str]] = {}
-  for id_, contents in _each(
-    corpus, lambda row: (str(row.get("id")), row["contents"] + ""), sentence
-  ):
+  passages: dict[str, dict[str, str]] = {}
+
+  def id_and_contents(row: formats.Row) -> tuple[str, str]:
+    # Adding "" raises TypeError for contents that are no text.
+    return str(row.get("id")), row["contents"] + ""
+
+  for id_, contents in _map_rows(corpus, id_and_contents, sentence):
     if id_ in ids:
       title, _, text = contents.partition("\n")
-      found[id_] = {"title": title.strip('"'), "text": text}
-  if missing := sorted(ids - found.keys()):
+      passages[id_] = {"title": title.strip('"'), "text": text}
+  if missing := sorted(ids - passages.keys()):
     raise formats.DataError(
       f"{corpus}: {len(missing)} of {len(ids)} passages that questions name "
       f"are not in it ({', '.join(missing[:5])}); name the corpus that their "
       "gold_doc_ids refer to."
     )
   for values in lacking:
-    values["supporting"] = [found[id_] for id_ in values["gold_doc_ids"]]
+    values["supporting"] = [passages[id_] for id_ in values["gold_doc_ids"]]
   return [
-    json.dumps(values, ensure_ascii=False, sort_keys=True) for values in known
+    json.dumps(values, ensure_ascii=False, sort_keys=True)
+    for values in values_of_questions
   ]

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 
-# Also the forms that models write unasked: [1, 2], [1-3], [Doc 2], [^2] and
-# OpenAI's own 【2†lines】. Longer numbers, such as years, are text. White space
+# Besides `[2]`, models write [1, 2], [1-3], [Doc 2], [^2] and OpenAI's
+# 【2†lines】 on their own. Longer numbers, such as years, are text. White space
 # is bounded, which keeps the time linear.
 _NUMBER = "[1-9][0-9]{0,2}"
 _MARK = re.compile(
@@ -33,9 +33,11 @@ _ROUND = str.maketrans("[]【】", "()()")
 class Cited(NamedTuple):
   """An answer with its citations.
 
-  answer: with a mark `[2]` for each citation and no other; None without one.
-  citations: number and passage, in the order of their first marks.
-  refused: numbers that the answer cited and no search had shown.
+  Attributes:
+    answer: the answer, with a mark `[2]` for each citation and no other mark;
+      None if it is missing.
+    citations: number and passage, in the order of their first marks.
+    refused: cited numbers that no search had shown.
   """
 
   answer: str | None
@@ -43,21 +45,30 @@ class Cited(NamedTuple):
   refused: tuple[int, ...] = ()
 
 
-def shown(
+def citable_passages(
   observations: Iterable[types.Observation],
 ) -> dict[int, types.Passage]:
   """Returns the passages that an answer can cite, by their numbers."""
   return {n: p for o in observations for n, p in zip(o.numbers, o.passages)}
 
 
-def numbers(
-  passages: Iterable[types.Passage], before: Iterable[types.Observation]
+def number_passages(
+  passages: Iterable[types.Passage], earlier: Iterable[types.Observation]
 ) -> tuple[int, ...]:
-  """Returns the numbers of passages that are found after `before`."""
+  """Returns the numbers of passages that a search found.
+
+  Args:
+    passages: the passages of the search.
+    earlier: the observations of the episode so far. A passage that was shown
+      before keeps its number; new ones get the next numbers.
+  """
   # A page's id is its address; each search may quote another part of it.
-  known = {(p.id, p.title, p.text): n for n, p in shown(before).items()}
+  numbers = {
+    (p.id, p.title, p.text): n for n, p in citable_passages(earlier).items()
+  }
   return tuple(
-    known.setdefault((p.id, p.title, p.text), len(known) + 1) for p in passages
+    numbers.setdefault((p.id, p.title, p.text), len(numbers) + 1)
+    for p in passages
   )
 
 
@@ -68,14 +79,19 @@ def observation(
   begins: str = "<information>",
   ends: str = "</information>",
 ) -> str:
-  """Returns the block that answers a search, as `protocol.observation` does.
+  """Returns the block that answers a search, with numbered passages.
 
   A passage has a line with its number, title and place, and then its own lines.
+
+  Args:
+    passages: number and passage of each hit, in rank order; may be empty.
+    control_tokens: as for `protocol.neutralise`.
+    begins, ends: marks of the block, which is between blank lines.
   """
 
   def lines(passage: types.Passage) -> str:
-    kept = (line.rstrip() for line in passage.text.splitlines())
-    text = "\n".join((head(passage), *filter(None, kept)))
+    passage_lines = (line.rstrip() for line in passage.text.splitlines())
+    text = "\n".join((head(passage), *filter(None, passage_lines)))
     return _MARK.sub(lambda mark: mark[0].translate(_ROUND), text)
 
   content = "\n".join(f"[{n}] {lines(passage)}" for n, passage in passages)
@@ -84,12 +100,12 @@ def observation(
 
 
 def title(passage: types.Passage) -> str:
-  """Returns a title without the quotes that corpora have around it."""
+  """Returns a passage's title without the quotes that corpora put around it."""
   return passage.title.strip(' "')
 
 
 def head(passage: types.Passage) -> str:
-  """Returns title, path, page and heading of a passage in one line."""
+  """Returns the title, path, page and heading of a passage in one line."""
   _, page, heading = passage.source
   # The first heading of a document is often its title.
   below = heading.removeprefix(f"{title(passage)} > ")
@@ -99,32 +115,39 @@ def head(passage: types.Passage) -> str:
 
 
 def path(passage: types.Passage) -> str:
-  """Returns the path of a passage without folders above its documents.
+  """Returns a passage's path inside the folder of documents.
 
-  Otherwise answers would tell where on this machine they are.
+  The folders above would tell readers of an answer about this machine.
   """
-  given = passage.source.path.replace("\\", "/")
-  pure = pathlib.PureWindowsPath(given)
+  stated_path = passage.source.path.replace("\\", "/")
+  pure = pathlib.PureWindowsPath(stated_path)
   if not pure.anchor and ".." not in pure.parts:
-    return given
-  name = passage.id.rpartition("#")[0]  # Below the documents' own folder.
-  return name if name and given.endswith(f"/{name}") else pure.name
+    return stated_path
+  # An id is the path inside the folder of documents, "#", and a number.
+  name = passage.id.rpartition("#")[0]
+  return name if name and stated_path.endswith(f"/{name}") else pure.name
 
 
-def passages(found: Iterable[types.Passage]) -> list[dict[str, Any]]:
+def passage_values(passages: Iterable[types.Passage]) -> list[dict[str, Any]]:
   """Returns passages as JSON values, without their scores.
 
-  A passage of a document has `source`, with what is known of its place.
+  A passage of a document also has `source`, its place.
   """
-  return [
-    {"id": p.id, "title": p.title, "text": p.text}
-    | ({"source": known} if (known := source(p)) else {})
-    for p in found
-  ]
+  values = []
+  for passage in passages:
+    value: dict[str, Any] = {
+      "id": passage.id,
+      "title": passage.title,
+      "text": passage.text,
+    }
+    if source_value := source(passage):
+      value["source"] = source_value
+    values.append(value)
+  return values
 
 
 def source(passage: types.Passage) -> dict[str, Any]:
-  """Returns what is known of `path`, `page` and `heading` of a passage.
+  """Returns the `path`, `page` and `heading` of a passage, as far as known.
 
   The path names no folder of this machine, see `path`.
   """
@@ -132,31 +155,37 @@ def source(passage: types.Passage) -> dict[str, Any]:
   return {name: value for name, value in values.items() if value}
 
 
-def without(answer: str | None) -> str | None:
-  """Returns an answer without its marks; None for None."""
-  return read(answer, {}).answer
+def without_marks(answer: str | None) -> str | None:
+  """Returns an answer without its citations; a missing answer remains None."""
+  return read_marks(answer, {}).answer
 
 
-def read(answer: str | None, known: Mapping[int, types.Passage]) -> Cited:
-  """Reads the marks of an answer.
+def read_marks(
+  answer: str | None, passages: Mapping[int, types.Passage]
+) -> Cited:
+  """Reads the citations of an answer.
 
-  A range such as `[1-3]` has its ends, and what is known between them; `known`
-  are the passages that were shown, by their numbers.
+  A range such as `[1-3]` cites its ends, and the shown passages between them.
+
+  Args:
+    answer: the answer as the policy wrote it; None if it is missing.
+    passages: the passages that were shown, by their numbers.
   """
-  found: dict[int, None] = {}
+  cited_numbers: dict[int, None] = {}
 
-  def mark(match: re.Match[str]) -> str:
-    sound = ""
-    for each in _RANGE.finditer(match[2]):
-      first, last = int(each[1]), int(each[2] or each[1])
-      between = (number for number in known if first < number < last)
+  def replace_mark(match: re.Match[str]) -> str:
+    marks = ""
+    for number_or_range in _RANGE.finditer(match[2]):
+      first = int(number_or_range[1])
+      last = int(number_or_range[2] or first)
+      between = (number for number in passages if first < number < last)
       for number in sorted({first, *between, last}):
-        found[number] = None
-        sound += f"[{number}]" if number in known else ""
-    return sound and match[1] + sound
+        cited_numbers[number] = None
+        marks += f"[{number}]" if number in passages else ""
+    return marks and match[1] + marks
 
   return Cited(
-    None if answer is None else _MARK.sub(mark, answer).strip(),
-    tuple((number, known[number]) for number in found if number in known),
-    tuple(number for number in found if number not in known),
+    None if answer is None else _MARK.sub(replace_mark, answer).strip(),
+    tuple((n, passages[n]) for n in cited_numbers if n in passages),
+    tuple(n for n in cited_numbers if n not in passages),
   )

@@ -1,7 +1,7 @@
 """Scores answers as the published evaluation script of their data set does.
 
 Training and the paper's tables use the paper's exact match
-(`scoring.exact_match`). These scores are recorded in addition, to compare
+(`scoring.exact_match`). The official scores are recorded too, to compare
 results with other publications. docs/evaluation.md lists the differences. The
 scripts:
 
@@ -13,8 +13,8 @@ scripts:
     musique          StonyBrookNLP/musique, metrics/answer.py
     bamboogle        has no script; SQuAD's exact match and F1
 
-The scripts of NQ and PopQA have no F1. For them it is SQuAD's F1 of the words
-as normalised for the exact match (NQ), or by SQuAD (PopQA).
+The scripts of NQ and PopQA have no F1. Their F1 here is SQuAD's, of words that
+are normalised as for the script's exact match (NQ) or as in SQuAD (PopQA).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 from anysearch_jax import types
 from anysearch_jax.environment import scoring
 
-# The metadata key of the answers that a data set's script accepts. A question
-# has it if they differ from its golden answers.
+# The metadata key of the answers that a data set's script accepts, of questions
+# where they differ from the golden answers.
 ANSWERS = "official_answers"
 # The names of the two values of a score in files.
 NAMES = ("official_em", "official_f1")
@@ -50,10 +50,12 @@ def score(
   """Scores an answer; each value is the best over all accepted answers.
 
   Args:
-    dataset: name of the data set in `launch.prepare_data`; one without rules
-      here has no score, None.
-    answer: the policy's answer; None, a missing answer, scores 0.
-    accepted: result of the function `accepted`.
+    dataset: name of the data set, as in `launch.prepare_data`.
+    answer: the policy's answer; a missing one, None, scores 0.
+    accepted: the answers that `accepted` returns.
+
+  Returns:
+    The score; None if the data set has no script.
   """
   rules = _RULES.get(dataset)
   if rules is None:
@@ -73,11 +75,13 @@ def accepted(
 
   Raises ValueError if the answers are not a list of texts.
   """
-  found = metadata.get(ANSWERS) or golden_answers
-  whole = isinstance(found, list | tuple)
-  if not whole or not all(isinstance(each, str) for each in found):
-    raise ValueError(f"Found answers {found!r:.60}, expected a list of texts.")
-  return tuple(found)
+  answers = metadata.get(ANSWERS) or golden_answers
+  is_list = isinstance(answers, list | tuple)
+  if not is_list or not all(isinstance(answer, str) for answer in answers):
+    raise ValueError(
+      f"Found answers {answers!r:.60}, expected a list of texts."
+    )
+  return tuple(answers)
 
 
 def of_question(
@@ -85,13 +89,13 @@ def of_question(
 ) -> dict[str, float | None]:
   """Returns the score of an answer to a question, keyed by `NAMES`."""
   dataset = str(question.metadata.get("dataset", ""))
-  found = accepted(question.golden_answers, question.metadata)
-  return named(score(dataset, answer, found))
+  answers = accepted(question.golden_answers, question.metadata)
+  return by_name(score(dataset, answer, answers))
 
 
-def named(found: Score | None) -> dict[str, float | None]:
-  """Returns a score keyed by `NAMES`; a missing score gives None values."""
-  return dict(zip(NAMES, found or (None, None), strict=True))
+def by_name(answer_score: Score | None) -> dict[str, float | None]:
+  """Returns a score keyed by `NAMES`; a missing score has None values."""
+  return dict(zip(NAMES, answer_score or (None, None), strict=True))
 
 
 class _Rules(NamedTuple):
@@ -103,7 +107,7 @@ class _Rules(NamedTuple):
 
 def by_words(
   normalize: Callable[[str], str],
-  decided: Callable[[str, str], float | None] = lambda ours, theirs: None,
+  decided: Callable[[str, str], float | None] = lambda predicted, golden: None,
 ) -> _Rules:
   """Returns rules that compare normalised texts by exact match and F1.
 
@@ -112,26 +116,30 @@ def by_words(
   """
 
   def f1(answer: str, gold: str) -> float:
-    ours, theirs = normalize(answer), normalize(gold)
-    given = decided(ours, theirs)
-    return (
-      scoring.words_f1(ours.split(), theirs.split()) if given is None else given
-    )
+    predicted = normalize(answer)
+    golden = normalize(gold)
+    special = decided(predicted, golden)
+    if special is not None:
+      return special
+    return scoring.words_f1(predicted.split(), golden.split())
 
-  return _Rules(lambda a, gold: normalize(a) == normalize(gold), f1)
+  def match(answer: str, gold: str) -> bool:
+    return normalize(answer) == normalize(gold)
+
+  return _Rules(match, f1)
 
 
-def closed(ours: str, theirs: str) -> float | None:
+def closed(predicted: str, golden: str) -> float | None:
   """Applies HotpotQA's rule: yes, no and noanswer match only themselves.
 
   Without it "no" would share a word with "no one".
   """
-  return 0.0 if ours != theirs and {ours, theirs} & _CLOSED else None
+  return 0.0 if predicted != golden and {predicted, golden} & _CLOSED else None
 
 
-def _empty(ours: str, theirs: str) -> float | None:
+def _empty(predicted: str, golden: str) -> float | None:
   """Applies MuSiQue's rule: an empty text matches only an empty one."""
-  return None if ours and theirs else float(ours == theirs)
+  return None if predicted and golden else float(predicted == golden)
 
 
 def _decomposed(text: str) -> str:
@@ -147,7 +155,7 @@ def trivia(text: str) -> str:
 def _holds(answer: str, gold: str) -> bool:
   """Matches as PopQA: the answer contains one of three spellings of `gold`."""
   spellings = gold, gold.lower(), gold.capitalize()
-  return any(each in answer for each in spellings)
+  return any(spelling in answer for spelling in spellings)
 
 
 _SQUAD = by_words(scoring.normalize_answer)

@@ -1,12 +1,18 @@
 """The environments of the paper and of the generated world.
 
-Their texts are `methods/texts/paper.toml` and `world.toml`. `{B}` and
-`{Question}` are placeholders for the budget and the question. `paper_fetch` is
-the paper's environment with a second tool, which opens a page, `anysearch` with
-the turn rules of the authors' run. `documents` is
-for a user's own documents and models that were not trained here: answers cite
-passages. `documents_tools` is the same for models that search by their own tool
-calls, so it names no tag. The texts of these three are our own words.
+Their texts are in `methods/texts/`; `{B}` and `{Question}` are placeholders for
+the budget and the question.
+
+    paper             the paper's environment
+    anysearch         the same, with the turn rules of the authors' run
+    paper_fetch       with a second tool, which opens a page
+    documents         for a user's own documents and models that were not
+                      trained here: answers cite passages
+    documents_tools   the same for models that search by their own tool calls,
+                      so its prompt names no tag
+    world             the generated world
+
+The texts of `paper_fetch`, `documents` and `documents_tools` are our own words.
 """
 
 from __future__ import annotations
@@ -33,16 +39,19 @@ _SLOTS = {
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  lines = (wording.template(texts[name]) for name in _SLOTS)
-  scaffold, plain, over, no_action = lines
-  return spec.Environment(scaffold, plain, over, no_action)
+  return spec.Environment(
+    scaffold=wording.template(texts["scaffold"]),
+    plain=wording.template(texts["plain"]),
+    over_budget=wording.template(texts["over_budget"]),
+    no_action=wording.template(texts["no_action"]),
+  )
 
 
 def _with_fetch(texts: Mapping[str, str]) -> spec.Environment:
   """Returns an environment in which pages can be opened too."""
   env = _environment(texts).with_tools(tools.FETCH)
-  formed = functools.partial(scoring.check_format, calls={"fetch": "page"})
-  return dataclasses.replace(env, format=formed)
+  check = functools.partial(scoring.check_format, calls={"fetch": "page"})
+  return dataclasses.replace(env, format=check)
 
 
 def _documents(
@@ -53,19 +62,26 @@ def _documents(
 ) -> spec.Environment:
   """Returns an environment whose answers cite the passages.
 
-  `states` is before a turn, on a line of its own, because chat models read it
-  at the end of a message; `begins` and `ends` are around the passages.
+  Args:
+    texts: the texts of its file.
+    states: the budget's line before a turn. It has a line of its own, because
+      chat models read it at the end of a message.
+    begins, ends: marks around the passages.
   """
   observation = functools.partial(
     citations.observation, begins=begins, ends=ends
   )
+
+  def before_turn(budget: int, used: int) -> str:
+    return f"\n{states.format(protocol.budget_state(budget, used))}\n"
+
   return dataclasses.replace(
     _environment(texts),
     tools=(dataclasses.replace(tools.SEARCH, numbered=observation),),
-    before_turn=lambda budget, used: (
-      f"\n{states.format(protocol.budget_state(budget, used))}\n"
+    before_turn=before_turn,
+    answer=lambda spans: citations.without_marks(
+      protocol.extract_answer(spans)
     ),
-    answer=lambda spans: citations.without(protocol.extract_answer(spans)),
     marked=protocol.extract_answer,
   )
 
@@ -77,19 +93,24 @@ def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
   return dataclasses.replace(env, format=None)
 
 
+def _as_the_authors_ran(env: spec.Environment) -> spec.Environment:
+  """Returns an environment with the turn rules of the authors' run."""
+
+  def before_turn(budget: int, used: int) -> str:
+    return protocol.budget_line(budget, used).rstrip()
+
+  return dataclasses.replace(
+    env, action=protocol.first_action, before_turn=before_turn
+  )
+
+
 WORLD = wording.Wording("world.toml", _SLOTS, _environment).then(
   lambda env: dataclasses.replace(env, units="budget_world.toml")
 )
 WORDINGS = {
   "paper": wording.Wording("paper.toml", _SLOTS, _environment),
   "anysearch": wording.Wording("paper.toml", _SLOTS, _environment).then(
-    lambda env: dataclasses.replace(
-      env,
-      action=protocol.first_action,
-      before_turn=lambda budget, used: protocol.budget_line(
-        budget, used
-      ).rstrip(),
-    )
+    _as_the_authors_ran
   ),
   "paper_fetch": wording.Wording("paper_fetch.toml", _SLOTS, _with_fetch),
   "documents": wording.Wording("documents.toml", _SLOTS, _documents),
@@ -98,4 +119,4 @@ WORDINGS = {
   ),
   "world": WORLD,
 }
-PROMPTS = {key: each.environment() for key, each in WORDINGS.items()}
+PROMPTS = {name: words.environment() for name, words in WORDINGS.items()}

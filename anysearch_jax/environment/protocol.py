@@ -1,4 +1,4 @@
-"""The tags that a policy and its environment exchange; text in, values out.
+"""The tags that a policy and its environment exchange.
 
 A tag is exactly one of five lower-case names in angle brackets, with a slash
 before the name in a closing tag. Any other `<...>` is ordinary text.
@@ -27,7 +27,7 @@ _FIRST_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.I)
 _CALLS = ((SEARCH, "<search>", "</search>"),)
 _SLOT = re.compile(r"\{(?:B|Question)\}")
 _ZERO_WIDTH_SPACE = "\u200b"
-_HALF = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class ActionKind(enum.StrEnum):
@@ -41,9 +41,10 @@ class ActionKind(enum.StrEnum):
 class Action:
   """The action of a turn.
 
-  kind: a call of a tool, or an answer.
-  content: the stripped query (a tool's argument) or answer.
-  tool: name of the tool that is called; an answer calls none.
+  Attributes:
+    kind: a call of a tool, or an answer.
+    content: the query (the tool's argument) or the answer, stripped.
+    tool: name of the called tool; of an answer it has no meaning.
   """
 
   kind: ActionKind
@@ -64,26 +65,33 @@ def last_action(
   A block counts wherever it is, even within another one; the last block is the
   one that closes last. The paper's prompts (appendix "Prompt Design") name no
   other action. A call with an empty argument has the content "", which callers
-  treat as a turn without an action. `calls` are name, opening and closing mark
-  of each tool; searches by default.
+  treat as a turn without an action.
+
+  Args:
+    text: the turn.
+    calls: name, opening and closing mark of each tool; searches by default.
   """
   kinds = [(ActionKind.SEARCH, *call) for call in calls]
   kinds.append((ActionKind.ANSWER, SEARCH, "<answer>", "</answer>"))
-  found = (
-    (block[1], Action(kind, text[slice(*block)].strip(), tool))
-    for kind, tool, opens, closes in kinds
-    if (block := _last_block(text, opens, closes)) is not None
-  )
-  return max(found, key=lambda item: item[0], default=(0, None))[1]
+  last = None
+  last_end = -1
+  for kind, tool, opens, closes in kinds:
+    block = _last_block(text, opens, closes)
+    if block is not None and block[1] > last_end:
+      start, last_end = block
+      last = Action(kind, text[start:last_end].strip(), tool)
+  return last
 
 
 def first_action(text: str) -> Action | None:
   """Returns the first complete `<search>` or `<answer>` block; or None.
 
-  Tags may be in any case, as in the run of the paper's authors.
+  Tags may be in upper or lower case, as in the run of the paper's authors.
   """
   match = _FIRST_ACTION.search(text)
-  return match and Action(ActionKind(match[1].lower()), match[2].strip())
+  if match is None:
+    return None
+  return Action(ActionKind(match[1].lower()), match[2].strip())
 
 
 def last_content(text: str, name: str) -> str | None:
@@ -98,10 +106,10 @@ def last_content(text: str, name: str) -> str | None:
 
 
 def extract_answer(spans: Sequence[types.Span]) -> str | None:
-  """Returns the last complete answer that the model wrote; None without one.
+  """Returns the last complete answer of the model, stripped; or None.
 
   Only spans of the model are read, each by itself, so `<answer>x</answer>` in a
-  document is ignored. The answer is stripped, "" for an empty one.
+  document is ignored. An empty block is the answer "".
   """
   for span in reversed(spans):
     if span.author == types.Author.MODEL:
@@ -114,14 +122,14 @@ def extract_answer(spans: Sequence[types.Span]) -> str | None:
 def _last_block(
   text: str, opening: str, closing: str
 ) -> tuple[int, int] | None:
-  """Returns start and end of the content of the last complete block."""
+  """Returns the start and end of the last complete block's content, or None."""
   last_closing = text.rfind(closing)
   if last_closing < 0:
     return None
   start = text.rfind(opening, 0, last_closing)
   if start < 0:
     return None
-  # Stray closing tags may follow the block's own, so the first one is taken.
+  # The first closing tag: stray ones may follow it.
   return start + len(opening), text.find(closing, start)
 
 
@@ -130,11 +138,17 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
 
   The angle brackets of every tag, in upper or lower case, become `‹` and `›`. A
   zero-width space is inserted after the first character of every control token.
-  Half of a surrogate pair, which no tokenizer encodes, becomes U+FFFD. The
-  function is idempotent. Raises ValueError if this rewriting cannot break a
-  control token.
+  A lone surrogate, which no tokenizer encodes, becomes U+FFFD. The function is
+  idempotent.
+
+  Args:
+    text: a question, or the text of a document.
+    control_tokens: other texts that must not appear, such as the tokenizer's.
+
+  Raises:
+    ValueError: this rewriting cannot break one of the control tokens.
   """
-  text = _ANY_CASE_TAG.sub(r"‹\1›", _HALF.sub("\ufffd", text))
+  text = _ANY_CASE_TAG.sub(r"‹\1›", _LONE_SURROGATE.sub("\ufffd", text))
   if control_tokens:
     text = _control_pattern(tuple(control_tokens)).sub(
       lambda match: match[0] + _ZERO_WIDTH_SPACE, text
@@ -151,8 +165,8 @@ def _control_pattern(control_tokens: tuple[str, ...]) -> re.Pattern[str]:
         f"Control token {token!r} cannot be neutralised: expected at least two "
         "characters and none of U+2039, U+203A, U+200B. Leave it out."
       )
-  # The lookahead consumes only the first character, so overlapping tokens are
-  # all found. The other rules out most characters: Gemma 3 has 6,000 tokens.
+  # Only the first character is consumed, so overlapping tokens are all found.
+  # The first lookahead rules out most positions: Gemma 3 has 6,000 tokens.
   first = re.escape("".join(sorted({token[0] for token in control_tokens})))
   tokens = "|".join(map(re.escape, control_tokens))
   return re.compile(f"(?=[{first}])(?={tokens}).", re.S)
@@ -161,11 +175,11 @@ def _control_pattern(control_tokens: tuple[str, ...]) -> re.Pattern[str]:
 def render(template: str, *, searches: int | str, question: str) -> str:
   """Returns the content of the user message.
 
-  The prompt is filled in one pass, so that a question may itself contain `{B}`.
+  The template is filled in one pass, so a question may itself contain `{B}`.
 
   Args:
     template: `scaffold` or `plain` of a `spec.Environment`.
-    searches: the budget's number of searches, or the word for no cap.
+    searches: the budget's number of searches, or a word for an unlimited one.
     question: the question, already neutralised.
   """
   values = {"{B}": str(searches), "{Question}": question}
@@ -176,7 +190,9 @@ def budget_state(budget: int, used: int) -> str:
   """Returns the content of a budget block (the paper's Phase I prompt).
 
   It is `remaining=R; used=U; total=T`, or `used=U` if searches have no cap.
-  Raises ValueError if `used` is outside [0, budget].
+
+  Raises:
+    ValueError: `used` is outside [0, budget].
   """
   if not 0 <= used <= budget:
     raise ValueError(
@@ -192,9 +208,9 @@ def budget_line(budget: int, used: int) -> str:
   """Returns the line before every model turn while the scaffold is on.
 
   The paper's formula has no newline after the block, but its printed
-  trajectories and its prompt have one. Tokenizers of Qwen and Llama encode `>`
-  and a newline as a single token; without the newline, every turn of the policy
-  would begin in the middle of a familiar token.
+  trajectories and its prompt have one. The tokenizers of Qwen and Llama encode
+  `>` and a newline as a single token; without the newline, every turn of the
+  policy would begin in the middle of a familiar token.
   """
   return f"<budget>{budget_state(budget, used)}</budget>\n"
 
@@ -212,23 +228,22 @@ def observation(
   Args:
     passages: the hits in rank order; may be empty.
     control_tokens: see `neutralise`.
-    layout: format string of a passage, with `rank`, `title` and `text`. Without
-      a title, one that names it gives way to `Doc {rank}: {text}`; the corpora
-      of the systems' authors have titles.
+    layout: format string of a passage, with `rank`, `title` and `text`. A
+      passage without a title has `Doc {rank}: {text}` instead, if the layout
+      contains "Title: "; the corpora of the systems' authors all have titles.
     begins, ends: marks of the block, which is between blank lines.
   """
 
   def line(rank: int, passage: types.Passage) -> str:
-    title, text = (
-      " ".join(x.splitlines()) for x in (passage.title, passage.text)
-    )
+    title = " ".join(passage.title.splitlines())
+    text = " ".join(passage.text.splitlines())
     untitled = not title.strip('" ') and "Title: " in layout
     form = "Doc {rank}: {text}" if untitled else layout
     return form.format(rank=rank, title=title, text=text)
 
   lines = itertools.starmap(line, enumerate(passages, 1))
-  # The whole is neutralised at once, because a tag or control token could be
-  # assembled across the boundaries of title, text and layout.
+  # All lines are neutralised together, because a tag or a control token could
+  # be assembled across the boundaries of title, text and layout.
   content = neutralise("\n".join(lines).rstrip(), control_tokens)
   content = content or "No results found."
   return f"\n\n{begins}{content}{ends}\n\n"

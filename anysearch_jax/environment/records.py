@@ -1,4 +1,4 @@
-"""What episodes spent; and trajectories as JSON lines, for people and tools.
+"""Spending of episodes, and trajectories as JSON lines.
 
 A training file has one group per line, in the input format of
 `python -m launch.score`; an evaluation file has one episode per line.
@@ -27,8 +27,8 @@ from anysearch_jax.host import disk
 def input_tokens(t: types.Trajectory) -> int:
   """Returns the total length of the contexts of all turns.
 
-  This is what an API bills as input. The environment writes between any two
-  turns, so each run of consecutive model tokens is one turn.
+  These are the tokens that an API bills as input. The environment writes
+  between any two turns, so each run of consecutive model tokens is one turn.
   """
   model = t.authors == types.Author.MODEL
   starts = model & ~np.concatenate([[False], model[:-1]])
@@ -36,50 +36,61 @@ def input_tokens(t: types.Trajectory) -> int:
 
 
 def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
-  """Returns what an episode cost; None: by the prices of its budget."""
-  tools = [each.tool for each in t.observations]
+  """Returns the cost of an episode in US dollars.
+
+  Args:
+    t: the episode.
+    prices: None: those of the episode's budget.
+  """
+  tools = [observation.tool for observation in t.observations]
+  # Searches of branches that an episode left are charged, but not observed.
+  tools += [protocol.SEARCH] * (t.searches - len(tools))
   prices = t.caps.prices if prices is None else prices
   return prices.of_calls(
-    [*tools, *[protocol.SEARCH] * (t.searches - len(tools))],
+    tools,
     input_tokens=input_tokens(t),
     output_tokens=t.written_tokens,
   )
 
 
 def passage(value: Mapping[str, Any]) -> types.Passage:
-  """Returns a passage of `citations.passages`."""
+  """Returns a passage from its value of `citations.passage_values`."""
   source = types.Source(**value.get("source", {}))
-  return types.Passage(**{**value, "source": source})
+  fields = {**value, "source": source}
+  return types.Passage(**fields)
 
 
 def observation_values(
-  found: Sequence[types.Observation],
+  observations: Sequence[types.Observation],
 ) -> list[dict[str, Any]]:
   """Returns observations as JSON values."""
-  return [
-    {
-      "tool": each.tool,
-      "argument": each.argument,
-      "turn": each.turn,
-      "tokens": each.tokens,
-      "passages": citations.passages(each.passages),
-      **({"numbers": list(each.numbers)} if each.numbers else {}),
-      **({} if each.answer is None else {"answer": each.answer}),
+  values = []
+  for observation in observations:
+    value: dict[str, Any] = {
+      "tool": observation.tool,
+      "argument": observation.argument,
+      "turn": observation.turn,
+      "tokens": observation.tokens,
+      "passages": citations.passage_values(observation.passages),
     }
-    for each in found
-  ]
+    if observation.numbers:
+      value["numbers"] = list(observation.numbers)
+    if observation.answer is not None:
+      value["answer"] = observation.answer
+    values.append(value)
+  return values
 
 
 def observations(
   values: Sequence[Mapping[str, Any]],
 ) -> tuple[types.Observation, ...]:
-  """Returns the observations of `observation_values`."""
+  """Returns observations from their values of `observation_values`."""
   return tuple(
-    types.Observation(**each)._replace(
-      passages=tuple(map(passage, each["passages"])),
-      numbers=tuple(each.get("numbers", ())),
+    types.Observation(**value)._replace(
+      passages=tuple(map(passage, value["passages"])),
+      numbers=tuple(value.get("numbers", ())),
     )
-    for each in values
+    for value in values
   )
 
 
@@ -88,13 +99,14 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
 
   `retrieved_tokens` counts the tokens of the environment: observations, error
   lines and, with the scaffold, budget blocks. `total_tokens` is generated plus
-  retrieved tokens, as the paper counts; it does not include the prompt. `caps`
-  are those of a budget of more than searches. `discarded_tokens`, if there are
-  any, are a part of the generated ones, of turns that are not in `spans`.
-  `servers` are those of `types.Trajectory`, if there are any.
+  retrieved tokens, as the paper counts; it does not include the prompt.
+
+  The values below are omitted if they are 0 or empty: `discarded_tokens`, the
+  generated tokens of turns that are not in `spans`; `caps`, those besides
+  searches; `seconds`; and `servers`, as in `types.Trajectory`.
   """
-  environment = int(np.sum(t.authors == types.Author.ENVIRONMENT))
-  return {
+  environment_tokens = int(np.sum(t.authors == types.Author.ENVIRONMENT))
+  values: dict[str, Any] = {
     "spans": [
       {"author": span.author.name.lower(), "text": span.text}
       for span in t.spans
@@ -107,13 +119,18 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     "reason": t.reason,
     "failed": t.failed,
     "generated_tokens": t.written_tokens,
-    "retrieved_tokens": environment,
-    "total_tokens": t.written_tokens + environment,
-    **({"discarded_tokens": t.discarded_tokens} if t.discarded_tokens else {}),
-    **({"caps": t.caps.record()} if t.caps.units else {}),
-    **({"seconds": round(t.seconds, 3)} if t.seconds else {}),
-    **({"servers": list(t.servers)} if t.servers else {}),
+    "retrieved_tokens": environment_tokens,
+    "total_tokens": t.written_tokens + environment_tokens,
   }
+  if t.discarded_tokens:
+    values["discarded_tokens"] = t.discarded_tokens
+  if t.caps.units:
+    values["caps"] = t.caps.record()
+  if t.seconds:
+    values["seconds"] = round(t.seconds, 3)
+  if t.servers:
+    values["servers"] = list(t.servers)
+  return values
 
 
 def group(
@@ -121,22 +138,26 @@ def group(
 ) -> dict[str, Any]:
   """Returns a group as plain values, in the input format of `launch.score`.
 
-  `scores` are named scores of each trajectory, such as its rewards.
+  Args:
+    sampled: the group.
+    scores: for each trajectory its scores by name, such as its rewards.
   """
+  question = sampled.question
+  official = {
+    name: question.metadata[name]
+    for name in ("dataset", official_scoring.ANSWERS)
+    if name in question.metadata
+  }
   return {
-    "question_id": sampled.question.id,
-    "question": sampled.question.text,
-    "golden_answers": list(sampled.question.golden_answers),
-    **{
-      name: sampled.question.metadata[name]
-      for name in ("dataset", official_scoring.ANSWERS)
-      if name in sampled.question.metadata
-    },
+    "question_id": question.id,
+    "question": question.text,
+    "golden_answers": list(question.golden_answers),
+    **official,
     "budget": sampled.budget,
     "scaffold": sampled.scaffold,
     "trajectories": [
-      {**trajectory(t), **named}
-      for t, named in zip(sampled.trajectories, scores, strict=True)
+      {**trajectory(t), **named_scores}
+      for t, named_scores in zip(sampled.trajectories, scores, strict=True)
     ],
   }
 
@@ -150,7 +171,11 @@ def episode(
 ) -> dict[str, Any]:
   """Returns an evaluated episode with its verdict, cost and tokens.
 
-  `prices` are those of `cost`.
+  Args:
+    t: the episode.
+    verdict: its scores.
+    seed: of the evaluation.
+    prices: by which `cost` is computed.
   """
   return {
     "question_id": t.question.id,
@@ -177,7 +202,7 @@ def tokens(t: types.Trajectory) -> dict[str, Any]:
   """Returns the token ids of an episode with authors, log-probs and versions.
 
   Authors and versions are run-length encoded. Log-probabilities and versions
-  are given for model positions only.
+  are those of the model's tokens only.
   """
   by_model = t.authors == types.Author.MODEL
   return {
@@ -200,6 +225,6 @@ def _runs(values: np.ndarray) -> list[list[int]]:
 
 def write(path: pathlib.Path, rows: Iterable[Mapping[str, Any]]) -> None:
   """Writes JSON lines atomically: to a temporary file, then renamed."""
-  with disk.replacing(path) as beside, beside.open("w") as file:
+  with disk.replacing(path) as temporary, temporary.open("w") as file:
     for row in rows:
       file.write(json.dumps(row) + "\n")

@@ -40,7 +40,7 @@ class Verdict:
 
 
 def turns(spans: Sequence[types.Span]) -> list[str]:
-  """Returns what the model wrote, turn by turn."""
+  """Returns the texts of the model's turns, in order."""
   by_model = types.Author.MODEL
   return [span.text for span in spans if span.author == by_model]
 
@@ -60,27 +60,30 @@ def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
 def f1(answer: str | None, aliases: Sequence[str]) -> float:
   """Returns SQuAD's word F1 of `answer`, the best over all aliases, in [0, 1].
 
-  It is 1 if `exact_match` is 1, and 0 without a common word or an answer.
+  It is 1 if `exact_match` is 1, and 0 without an answer or without a common
+  word.
   """
-  ours = normalize_answer(answer or "").split()
-  theirs = (normalize_answer(alias).split() for alias in aliases)
-  return max((words_f1(ours, each) for each in theirs), default=0.0)
+  predicted = normalize_answer(answer or "").split()
+  golden = (normalize_answer(alias).split() for alias in aliases)
+  return max((words_f1(predicted, words) for words in golden), default=0.0)
 
 
-def words_f1(ours: Sequence[str], theirs: Sequence[str]) -> float:
+def words_f1(predicted: Sequence[str], golden: Sequence[str]) -> float:
   """Returns the F1 of two lists of words; 0 without a common word."""
-  common = (collections.Counter(ours) & collections.Counter(theirs)).total()
-  return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+  common = collections.Counter(predicted) & collections.Counter(golden)
+  if not common:
+    return 0.0
+  return 2 * common.total() / (len(predicted) + len(golden))
 
 
 def contains(text: str, aliases: Sequence[str]) -> bool:
-  """Returns whether a text holds an accepted answer as whole words.
+  """Returns whether a text contains an accepted answer as whole words.
 
-  Both are normalised; answers of which nothing is left are ignored.
+  Text and answers are normalised; answers that normalise to "" are ignored.
   """
-  found = f" {normalize_answer(text)} "
+  padded = f" {normalize_answer(text)} "
   answers = map(normalize_answer, aliases)
-  return any(f" {answer} " in found for answer in answers if answer)
+  return any(f" {answer} " in padded for answer in answers if answer)
 
 
 def normalize_answer(
@@ -103,12 +106,12 @@ def check_format(
 
   A response is well formed if all of these hold:
 
-  * It consists of white space and blocks that are closed and not nested.
+  * It consists of white space, and of blocks that are closed and not nested.
   * The blocks are `think search information` for each charged search, then
     `think answer`. If and only if the scaffold is on, a `budget` block with the
     right numbers of searches precedes every `think`; units besides searches
     follow after ` ; `.
-  * Each block is within one span, and its author is the right one.
+  * Each block is within one span, which its right author wrote.
   * There are no more searches than the budget allows.
 
   Args:
@@ -116,9 +119,9 @@ def check_format(
     budget: searches assigned, >= 0.
     searches: searches charged.
     scaffold: whether the environment had to write budget blocks.
-    calls: the block that answers each kind of call, by the call's; for the
-      paper's grammar `information` by `search`. With more kinds, each charged
-      search is a call of any kind.
+    calls: maps the block of a call to the block that answers it, for tools
+      besides `search`, which `information` answers. Each charged search is then
+      a call of any tool.
   """
   answers = {"search": "information", **(calls or {})}
   blocks = _read_blocks(spans, _pattern(tuple(answers.items())))
@@ -129,16 +132,23 @@ def check_format(
   called = [block.name for block in blocks if block.name in answers]
   if not len(called) == searches <= budget:
     return 0
-  head = ["budget"] * scaffold
-  turns = [[*head, "think", name, answers[name]] for name in called]
-  order = [*itertools.chain(*turns), *head, "think", "answer"]
-  model, environment = types.Author.MODEL, types.Author.ENVIRONMENT
-  theirs = dict.fromkeys(("budget", *answers.values()), environment)
+  before_turn = ["budget", "think"] if scaffold else ["think"]
+  expected = []
+  for name in called:
+    expected += [*before_turn, name, answers[name]]
+  expected += [*before_turn, "answer"]
+  if [block.name for block in blocks] != expected:
+    return 0
+  by_environment = {"budget", *answers.values()}
+  for block in blocks:
+    right_author = types.Author.MODEL
+    if block.name in by_environment:
+      right_author = types.Author.ENVIRONMENT
+    if block.author != right_author:
+      return 0
   states = [block.content for block in blocks if block.name == "budget"]
   return int(
-    [block.name for block in blocks] == order
-    and all(block.author == theirs.get(block.name, model) for block in blocks)
-    and all(
+    all(
       state.partition(" ; ")[0] == protocol.budget_state(budget, used)
       for used, state in enumerate(states)
     )
@@ -165,13 +175,12 @@ def judge(
       `check_format`; None if the format is not checked.
   """
   answer = read(spans)
-  return Verdict(
-    answer=answer,
-    em=exact_match(answer, golden_answers),
-    format=None
-    if check is None
-    else check(spans, budget=budget, searches=searches, scaffold=scaffold),
-  )
+  well_formed = None
+  if check is not None:
+    well_formed = check(
+      spans, budget=budget, searches=searches, scaffold=scaffold
+    )
+  return Verdict(answer, exact_match(answer, golden_answers), well_formed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,14 +203,15 @@ def _read_blocks(
   """Returns the blocks in order; None if there is text outside of blocks."""
   blocks = []
   for span in spans:
-    opened, end = None, 0
+    opened = None
+    end = 0
     for tag in tags.finditer(span.text):
       slash, name = tag.groups()
-      before = span.text[end : tag.start()]
+      content = span.text[end : tag.start()]
       if slash and name == opened:
-        blocks.append(_Block(name, before.strip(), span.author))
+        blocks.append(_Block(name, content.strip(), span.author))
         opened = None
-      elif not slash and opened is None and not before.strip():
+      elif not slash and opened is None and not content.strip():
         opened = name
       else:
         return None

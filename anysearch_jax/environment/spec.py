@@ -1,4 +1,4 @@
-"""The environment of a policy, as a value: text in, text out.
+"""The environment of a policy, as a value.
 
 The compared systems' environments differ in prompts, tags and turn rules;
 `rollout/episode` plays all of them. The defaults are those of the paper
@@ -15,15 +15,16 @@ from anysearch_jax import budgets, types
 from anysearch_jax.environment import citations, protocol, scoring
 from anysearch_jax.environment import tools as tools_lib
 
-# Maps an episode (`rollout.episode_state`) and the event that answers its
-# request, or None if its time is over, to the next episode. A new address asks
-# for turns that are sampled apart; the caller then releases the old one.
+# Maps an episode (`rollout.episode_state`) and the answer to its request, or
+# None if its time is over, to the next state of the episode. If the step
+# changes the address, later turns are sampled apart from earlier ones, and the
+# caller releases the old address.
 Step = Callable[[Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-  """The texts around an episode, and how the policy's texts are read.
+  """The texts around an episode, and the rules that read the policy's texts.
 
   Functions of (budget, used) take the numbers of searches assigned and charged.
 
@@ -31,11 +32,11 @@ class Environment:
     scaffold: prompt while the scaffold is on (the paper's Phase I).
     plain: prompt without the scaffold. Both prompts contain `{B}` and
       `{Question}`, which are replaced by the budget and the question.
+    over_budget: line that answers a search beyond the budget.
+    no_action: line that answers a turn without a well-formed action.
     system: content of the system message; "": the chat template's own, if any.
     prefill: beginning of the response, which the policy continues.
     chat: whether the chat template is applied to the prompt.
-    over_budget: line that answers a search beyond the budget.
-    no_action: line that answers a turn without a well-formed action.
     repeated: line that answers a repeated query without a charge; "": a
       repeated query is searched and charged again.
     stops: texts that end a turn.
@@ -44,7 +45,7 @@ class Environment:
     format: returns whether a response is well formed, with the signature of
       `scoring.check_format`; None if responses do not follow the paper's
       grammar.
-    tools: the tools that the policy may call, `search` among them.
+    tools: the tools that the policy may call; one is named `search`.
     before_turn: returns the text before every turn while the scaffold is on.
     after_search: returns the text after an observation, with or without the
       scaffold.
@@ -54,16 +55,17 @@ class Environment:
       so an episode has at most budget + 1 turns.
     ends_itself: a turn without an action ends the episode as invalid, unless a
       token limit ended the turn.
-    step: advances its episodes in place of `rollout.episode.step`, which it may
-      call, and keeps what it needs in their `memory`; None: as any other.
-    keeps_room: whether a cap on tokens keeps room for the answer; False if
+    step: advances episodes instead of `rollout.episode.step`, which it may
+      call; its own state is in their `memory`. None: `rollout.episode.step`.
+    keeps_room: whether a cap on tokens reserves room for the answer; False if
       `step` refuses searches in time.
-    units: file of the texts that state a budget in units besides searches: the
-      name of a shipped one or a path, see `units`.
-    states_caps: whether those units are stated at all.
+    units: file of the texts that state caps besides searches, see `units`: the
+      name of a shipped file, or a path.
+    states_caps: whether the policy is told about those caps.
     marked: returns the answer with its citations, which `answer` leaves out;
-      None if answers cite nothing.
-    closed: prompt of an episode with a budget of 0 searches; "": as any other.
+      None if the environment has no citations.
+    closed: prompt of an episode with a budget of 0 searches; "": the prompts
+      above.
   """
 
   scaffold: str
@@ -93,41 +95,51 @@ class Environment:
 
   def __post_init__(self):
     """Raises ValueError if a tool's call would not end its turn."""
-    names = [each.name for each in self.tools]
+    names = [tool.name for tool in self.tools]
     if protocol.SEARCH not in names or len({*names}) != len(names):
       raise ValueError(
         f"Environment.tools: found {', '.join(names) or 'none'}; expected "
         f"{protocol.SEARCH!r} and other names, each once."
       )
-    for each in self.tools:
-      if each.closes not in self.stops:
+    for tool in self.tools:
+      if tool.closes not in self.stops:
         raise ValueError(
-          f"Environment.stops: found {self.stops}; expected {each.closes!r} "
-          f"too, which ends a call of {each.name!r}."
+          f"Environment.stops: found {self.stops}; expected {tool.closes!r} "
+          f"too, which ends a call of {tool.name!r}."
         )
 
   def tool(self, name: str) -> tools_lib.Tool:
-    """Returns a tool by its name; raises ValueError if it is missing."""
-    for each in self.tools:
-      if each.name == name:
-        return each
+    """Returns a tool by its name.
+
+    Raises:
+      ValueError: the environment has no such tool.
+    """
+    for tool in self.tools:
+      if tool.name == name:
+        return tool
     raise ValueError(
       f"Environment.tools: found no tool {name!r}; expected one of "
-      f"{', '.join(each.name for each in self.tools)}."
+      f"{', '.join(tool.name for tool in self.tools)}."
     )
 
-  def with_tools(self, *more: tools_lib.Tool) -> Environment:
-    """Returns this environment with more tools, and their calls read.
+  def with_tools(self, *new_tools: tools_lib.Tool) -> Environment:
+    """Returns this environment with more tools.
 
-    Turns end at the marks of all tools and at `</answer>`. The prompt and
-    `format` are the caller's to change.
+    Turns end at the marks of all tools and at `</answer>`, and `action` reads
+    the calls of all tools. The caller changes the prompt and `format`.
+
+    Args:
+      *new_tools: the tools, with names that this environment does not have.
+
+    Raises:
+      ValueError: a name occurs twice.
     """
-    held = (*self.tools, *more)
+    tools = (*self.tools, *new_tools)
     return dataclasses.replace(
       self,
-      tools=held,
-      stops=(*(each.closes for each in held), "</answer>"),
-      action=tools_lib.action(held),
+      tools=tools,
+      stops=(*(tool.closes for tool in tools), "</answer>"),
+      action=tools_lib.action(tools),
     )
 
   @property
@@ -136,37 +148,57 @@ class Environment:
     return self.marked is not None
 
   def cited(self, trajectory: types.Trajectory) -> citations.Cited:
-    """Returns the answer of a trajectory with its sound citations."""
+    """Returns the answer of a trajectory, with the citations of shown passages.
+
+    Args:
+      trajectory: an episode of this environment.
+    """
     if self.marked is None:
       return citations.Cited(self.answer(trajectory.spans))
-    known = citations.shown(trajectory.observations)
-    return citations.read(self.marked(trajectory.spans), known)
+    passages = citations.citable_passages(trajectory.observations)
+    return citations.read_marks(self.marked(trajectory.spans), passages)
 
   @property
   def all_markers(self) -> tuple[str, ...]:
     """The markers of the environment and of its tools."""
-    of_tools = (m for each in self.tools for m in each.markers)
-    return tuple(dict.fromkeys((*self.markers, *of_tools)))
+    markers = [*self.markers]
+    for tool in self.tools:
+      markers += tool.markers
+    return tuple(dict.fromkeys(markers))
 
   def prices(self, prices: budgets.Prices) -> budgets.Prices:
-    """Returns the prices with those of the tools that have their own.
+    """Returns prices with those of this environment's tools.
 
-    A price of a tool in `prices` replaces the tool's own.
+    Args:
+      prices: the prices of a budget. Its price of a tool replaces `Tool.price`;
+        without either, a call costs as much as a search.
     """
-    given = dict(prices.tools)
-    own = ((e.name, given.get(e.name, e.price)) for e in self.tools)
+    tool_prices = {tool.name: tool.price for tool in self.tools}
+    for name, price in prices.tools:
+      if name in tool_prices:
+        tool_prices[name] = price
     return dataclasses.replace(
       prices,
-      tools=tuple((name, price) for name, price in own if price is not None),
+      tools=tuple(
+        (name, price)
+        for name, price in tool_prices.items()
+        if price is not None
+      ),
     )
 
   def judge(self, trajectory: types.Trajectory) -> scoring.Verdict:
     """Judges a trajectory that was played in this environment.
 
-    Under caps besides searches, being asked for the answer costs no format: the
-    environment's line, and the turn that it cut to ask, are then as if they
-    were not there. A search that was refused still costs it. A prefill is read
-    as the beginning of the response.
+    Under caps besides searches, the environment may interrupt the policy and
+    ask for its answer. That must not lower the format score, so the line that
+    asks and the interrupted turn are left out. A refused search still lowers
+    it. A prefill is read as the beginning of the response.
+
+    Args:
+      trajectory: the episode, with the accepted answers in its question.
+
+    Returns:
+      The answer, exact match and format, before reward weights.
     """
     spans = trajectory.spans
     if trajectory.caps.units:
@@ -186,14 +218,15 @@ class Environment:
   def _without_asking(
     self, spans: Sequence[types.Span], scaffold: bool
   ) -> tuple[types.Span, ...]:
-    """Returns spans without requests for the answer and turns cut by them."""
+    """Returns spans without requests for the answer and interrupted turns."""
     line = types.Span(types.Author.ENVIRONMENT, self.over_budget)
-    kept: list[types.Span] = []
+    remaining: list[types.Span] = []
     for span in spans:
       if span != line:
-        kept.append(span)
-      elif kept and kept[-1].author is types.Author.MODEL:
-        if self.action(kept[-1].text) is None:  # Not a refused search.
-          # With its budget block; the answer's turn has one of its own.
-          del kept[-1 - scaffold :]
-    return tuple(kept)
+        remaining.append(span)
+      elif remaining and remaining[-1].author is types.Author.MODEL:
+        # A turn with an action is a refused search, which remains.
+        if self.action(remaining[-1].text) is None:
+          # With the turn's budget block; the answer's turn has another.
+          del remaining[-2 if scaffold else -1 :]
+    return tuple(remaining)

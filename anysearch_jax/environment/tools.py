@@ -1,8 +1,8 @@
 """The tools that a policy may call, as values: a name, a price, a protocol.
 
-A call is a text between two marks, and its argument is what is between them.
-A call that is carried out uses up one search of the budget, whichever tool it
-calls.
+A call is a text that begins and ends with the tool's marks; the text between
+them is its argument. Every call that is carried out uses up one search of the
+budget, whichever tool it calls.
 """
 
 from __future__ import annotations
@@ -22,32 +22,37 @@ class PageSource(Protocol):
   """A retriever that also opens the pages of its corpora."""
 
   def page(self, name: str, corpus: str) -> Sequence[types.Passage]:
-    """Returns the passages with this title or id, see `page_name`."""
+    """Returns the passages of a page, in reading order.
+
+    Args:
+      name: the page's title, compared as `page_name`, or an id.
+      corpus: the corpus; "" if there is only one.
+    """
 
 
 def page_name(title: str) -> str:
-  """Returns a title as pages are named: without outer quotes, in lower case."""
+  """Returns a title as pages are compared: lower case, without outer quotes."""
   return " ".join(title.split()).strip(' "').lower()
 
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-  """A tool.
+  """A tool that a policy can call.
 
   Attributes:
-    name: names the tool in requests, observations and records.
+    name: name of the tool in requests, observations and records.
     opens, closes: the marks around the argument of a call; `closes` ends the
       turn.
     observation: returns the text that a call shows, from its passages and the
       texts that must not appear in them (`markers` and the control tokens).
-    numbered: returns that text for passages with their numbers, in an
-      environment that cites; None: they have none and cannot be cited.
-    results: the most passages of a call; None: `episode.top_k`.
-    price: of 1,000 calls in US dollars; None: the price of searches.
+    results: largest number of passages of a call; None: `episode.top_k`.
+    price: US dollars of 1,000 calls; None: the price of searches.
     markers: marks of the tool that are no tag of `protocol.TAGS`. They are
       neutralised in questions and passages.
-    target: returns what the retriever is asked for, from the argument and what
-      earlier calls showed; None: it is asked for the argument.
+    target: returns the retriever's query, from the argument and the
+      observations of earlier calls; None: the query is the argument.
+    numbered: returns the text of a call from numbered passages, in an
+      environment with citations; None: its passages cannot be cited.
   """
 
   name: str
@@ -71,31 +76,40 @@ _NUMBERED = re.compile(
 _ADDRESS = re.compile(r"https?://", re.I)
 
 
-def page_shown(argument: str, shown: Sequence[types.Observation]) -> str:
-  """Returns what opens the page that a call names.
+def page_shown(argument: str, observations: Sequence[types.Observation]) -> str:
+  """Returns the query that opens the page that a call names.
 
-  `argument` is the title of a passage that `shown` has, or its number among
-  those of the last search ("2", "Doc 2"): the result is then the passage's id,
-  if that is an address of the web, or its title. Otherwise it is the argument.
+  Args:
+    argument: the title of a passage that a search showed, or its position in
+      the last search ("2", "Doc 2").
+    observations: the calls of the episode so far.
+
+  Returns:
+    The passage's id if it is a web address, otherwise its title; `argument` if
+    no passage was shown under this title or position.
   """
-  searches = [each for each in reversed(shown) if each.tool == protocol.SEARCH]
+  searches = [
+    call for call in reversed(observations) if call.tool == protocol.SEARCH
+  ]
   name = page_name(argument)
-  for passage in (p for each in searches for p in each.passages):
-    if name and page_name(passage.title) == name:
-      return passage.id if _ADDRESS.match(passage.id) else argument
+  for call in searches:
+    for passage in call.passages:
+      if name and page_name(passage.title) == name:
+        return passage.id if _ADDRESS.match(passage.id) else argument
   number = _NUMBERED.fullmatch(argument.strip())
-  place = int(number[1]) if number else 0
-  if searches and 1 <= place <= len(searches[0].passages):
-    passage = searches[0].passages[place - 1]
+  position = int(number[1]) if number else 0
+  if searches and 1 <= position <= len(searches[0].passages):
+    passage = searches[0].passages[position - 1]
     return passage.id if _ADDRESS.match(passage.id) else passage.title
   return argument
 
 
 def page(passages: Sequence[types.Passage], unwanted: Sequence[str]) -> str:
-  """Returns the page block that answers a fetch: titles once, then texts.
+  """Returns the page block that answers a fetch: each title once, then texts.
 
-  `passages` are the parts of one page in reading order; `unwanted` texts are
-  neutralised.
+  Args:
+    passages: the parts of one page, in reading order.
+    unwanted: texts that are neutralised.
   """
   titles = dict.fromkeys(" ".join(p.title.split()) for p in passages)
   texts = (" ".join(p.text.split()) for p in passages)
@@ -111,10 +125,12 @@ def search(
   ends: str,
   layout: str = "Doc {rank}(Title: {title}) {text}",
 ) -> Tool:
-  """Returns a search with marks of its own around the query and the passages.
+  """Returns a search tool with other marks.
 
-  `begins` and `ends` have the spaces inside them; `layout` is of a passage, see
-  `protocol.observation`.
+  Args:
+    opens, closes: marks around the query.
+    begins, ends: marks around the passages, with the spaces inside of them.
+    layout: format string of a passage, see `protocol.observation`.
   """
   return Tool(
     protocol.SEARCH,

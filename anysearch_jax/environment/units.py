@@ -1,7 +1,7 @@
 """States a budget in the words of an environment.
 
-The texts of units besides searches are `methods/texts/budget.toml` and
-`budget_world.toml`, or a file of the user's (`episode.budget_file`). A budget
+The texts of units besides searches are in `methods/texts/budget.toml` and
+`budget_world.toml`, or in a file of the user (`episode.budget_file`). A budget
 of searches alone adds nothing to any text.
 """
 
@@ -18,15 +18,15 @@ from anysearch_jax.environment import spec, wording
 from anysearch_jax.host import json_files
 
 _ASSIGNED = wording.Slots(may=("N", "coarse"))
-_LEFT = wording.Slots(may=("N", "R", "U", "coarse"))
+_REMAINING = wording.Slots(may=("N", "R", "U", "coarse"))
 _STATED = ("tokens", "dollars", "seconds")
-_SLOTS = {
-  **dict.fromkeys(_STATED, _ASSIGNED),
-  **{f"{unit}_left": _LEFT for unit in _STATED},
-  "unlimited": wording.LINE,
-}
-# A vocabulary with few numbers counts tokens and seconds in tens, and dollars
-# in cents, up to this number.
+_SLOTS = (
+  dict.fromkeys(_STATED, _ASSIGNED)
+  | {f"{unit}_left": _REMAINING for unit in _STATED}
+  | {"unlimited": wording.LINE}
+)
+# The generated world has words for few numbers. It counts tokens and seconds in
+# tens, and dollars in cents, up to `_LARGEST`.
 _COARSE = {"tokens": 0.1, "dollars": 100.0, "seconds": 0.1}
 _LARGEST = 20
 _BLOCK_END = "</budget>"
@@ -34,52 +34,65 @@ _BLOCK_END = "</budget>"
 SILENT = "silent"
 
 
-def assigned(file: str, caps: budgets.Budget) -> str:
-  """Returns what a prompt says first of the caps besides that on searches.
+def state_assigned(file: str, caps: budgets.Budget) -> str:
+  """Returns the beginning of a prompt, which states the caps besides searches.
 
-  `file` has the texts, see `spec.Environment.units`; "" without such a cap.
+  It is "" without such a cap. `file` has the texts, as
+  `spec.Environment.units`.
   """
   return _stated(file, caps, "", dict.fromkeys(_STATED, 0))
 
 
-def left(
+def state_remaining(
   line: str, file: str, caps: budgets.Budget, used: Mapping[str, float]
 ) -> str:
-  """Returns the line before a turn with what is left of the other caps.
+  """Adds what remains of the caps besides searches to the line before a turn.
 
-  The texts of `file` stand at the end of the line's budget block, or after the
-  line if it has none. It is unchanged without such a cap, or if it is empty.
+  Args:
+    line: the line, which states the searches; an empty line remains empty.
+    file: the file of texts, as `spec.Environment.units`.
+    caps: the episode's budget; without caps besides searches the line is
+      returned unchanged.
+    used: the spent amount, by unit.
 
-  `line` states searches, and `used` is what is spent, by unit.
+  Returns:
+    The line, with the texts at the end of its budget block, or after the line
+    if it has no block.
   """
   stated = _stated(file, caps, "_left", used)
   if not stated or not line:
     return line
-  before, end, after = line.partition(_BLOCK_END)
-  return f"{before}{stated}{end}{after}" if end else f"{line}{stated.strip()}\n"
+  if _BLOCK_END not in line:
+    return f"{line}{stated.strip()}\n"
+  return line.replace(_BLOCK_END, stated + _BLOCK_END, 1)
 
 
 def _stated(
   file: str, caps: budgets.Budget, suffix: str, used: Mapping[str, float]
 ) -> str:
-  """Returns the text of each cap, whose name is its unit and `suffix`."""
-  return "".join(
-    texts(file)
-    .values[unit + suffix]
-    .format(
-      N=_number(cap),
-      U=_number(used[unit]),
-      R=_number(left := max(cap - used[unit], 0)),
-      # The small term is for products such as .29 * 100, just below a number.
-      coarse=min(_LARGEST, int(left * _COARSE[unit] + 1e-9)),
+  """Returns the texts of all caps; a text is named by its unit and `suffix`."""
+  parts = []
+  for unit, cap in caps.caps:
+    if unit not in _STATED:
+      continue
+    remaining = max(cap - used[unit], 0)
+    # The small term is for products such as .29 * 100, just below a number.
+    coarse = min(_LARGEST, int(remaining * _COARSE[unit] + 1e-9))
+    parts.append(
+      texts(file)
+      .values[unit + suffix]
+      .format(
+        N=_number(cap),
+        U=_number(used[unit]),
+        R=_number(remaining),
+        coarse=coarse,
+      )
     )
-    for unit, cap in caps.caps
-    if unit in _STATED
-  )
+  return "".join(parts)
 
 
 @functools.cache
-def replaced(env: spec.Environment, file: str) -> spec.Environment:
+def with_budget_file(env: spec.Environment, file: str) -> spec.Environment:
   """Returns an environment that states caps as `episode.budget_file` says.
 
   Raises ValueError if the file cannot be read, lacks a text, or has an unknown
@@ -99,7 +112,7 @@ def replaced(env: spec.Environment, file: str) -> spec.Environment:
 def texts(file: str) -> wording.Texts:
   """Returns the texts of a file, shipped or at a path; a process reads it once.
 
-  Raises ValueError as `replaced`.
+  Raises ValueError as `with_budget_file`.
   """
   values = wording.read(wording.SHIPPED / file, _SLOTS, shipped="budget.toml")
   return wording.Texts(values, file, json_files.sha256(values))
@@ -108,9 +121,9 @@ def texts(file: str) -> wording.Texts:
 def _number(value: float) -> str:
   """Returns a number without an exponent or superfluous digits.
 
-  Small ones have more decimals: one that is above 0 is never stated as 0.
+  Small numbers have more decimals, so that no number above 0 is stated as 0.
   """
   value = round(value, 12)  # Differences of floats leave dust.
-  places = max(6, 2 - math.floor(math.log10(value))) if value else 0
-  text = f"{value:.{places}f}"
+  decimals = max(6, 2 - math.floor(math.log10(value))) if value else 0
+  text = f"{value:.{decimals}f}"
   return text.rstrip("0").rstrip(".") if value else text

@@ -1,4 +1,4 @@
-"""The texts of an environment, read from files that a user can replace.
+"""The texts of an environment, read from files, which users can replace.
 
 A file is TOML: names with strings. `{B}` is a placeholder; `{{` and `}}` are
 the braces themselves. The shipped files are in `methods/texts/`.
@@ -21,7 +21,7 @@ SHIPPED = pathlib.Path(__file__).parents[1] / "methods" / "texts"
 
 
 class Slots(NamedTuple):
-  """The placeholders of a text: those it must have, and those it may have."""
+  """The placeholders that a text must have, and those that it may have."""
 
   needs: tuple[str, ...] = ()
   may: tuple[str, ...] = ()
@@ -29,20 +29,20 @@ class Slots(NamedTuple):
 
 LINE = Slots()
 PROMPT = Slots(needs=("Question",), may=("B",))
-# Those of an environment with the same prompt in both phases.
+# The texts of an environment with the same prompt in both phases.
 ONE_PROMPT = {"prompt": PROMPT, "over_budget": LINE, "no_action": LINE}
-# Texts that the file of any environment may have: a system message, the
-# beginning of the response, and a prompt that is sent as plain text, without a
-# chat template, in place of the others.
+# Optional texts of every environment: a system message, the beginning of the
+# response, and a prompt without a chat template, which replaces the others.
 BEGINNINGS = {"system": Slots(may=("B",)), "prefill": LINE, "base": PROMPT}
 
 
 class Texts(NamedTuple):
   """The texts of a file.
 
-  values: texts by name, with their placeholders.
-  file: path of the file, or the name of a shipped one.
-  sha256: hash of names and texts; comments and layout of the file do not count.
+  Attributes:
+    values: texts by name, with their placeholders.
+    file: path of the file, or the name of a shipped one.
+    sha256: hash of the names and texts; comments and layout do not affect it.
   """
 
   values: Mapping[str, str]
@@ -52,13 +52,13 @@ class Texts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Wording:
-  """Which texts an environment has, and how it is made of them.
+  """The texts that an environment needs, and the function that builds it.
 
   Attributes:
-    shipped: name of the file in `folder`.
-    slots: the placeholders of each text, by its name.
-    build: makes the environment of the texts.
-    folder: of the file.
+    shipped: name of the shipped file, in `folder`.
+    slots: the placeholders of each text, by the text's name.
+    build: returns the environment from the texts.
+    folder: folder of the shipped file.
   """
 
   shipped: str
@@ -68,11 +68,16 @@ class Wording:
 
   @functools.cache  # noqa: B019 - wordings live as long as the process.
   def texts(self, file: str = "") -> Texts:
-    """Returns the texts of a file, "" being the shipped one.
+    """Returns the texts of a file.
 
-    A process reads a file once, so editing it does not change a run. Raises
-    ValueError if the file cannot be read, lacks a text or a placeholder, or has
-    one that is unknown.
+    A process reads a file once, so editing it does not change a run.
+
+    Args:
+      file: path of the file; "": the shipped one.
+
+    Raises:
+      ValueError: the file cannot be read, lacks a text or a placeholder, or has
+        an unknown one.
     """
     shipped = self.folder / self.shipped
     path = pathlib.Path(file) if file else shipped
@@ -83,17 +88,17 @@ class Wording:
   def environment(self, file: str = "") -> spec.Environment:
     """Returns the environment with the texts of a file; raises as `texts`."""
     values = self.texts(file).values
-    found: dict[str, Any] = {
-      x: template(values[x]) for x in BEGINNINGS if x in values
+    changes: dict[str, Any] = {
+      name: template(values[name]) for name in BEGINNINGS if name in values
     }
-    if base := found.pop("base", ""):
-      found = {"scaffold": base, "plain": base}
-    return dataclasses.replace(self.build(values), chat=not base, **found)
+    if base := changes.pop("base", ""):
+      changes = {"scaffold": base, "plain": base}
+    return dataclasses.replace(self.build(values), chat=not base, **changes)
 
   def then(
     self, change: Callable[[spec.Environment], spec.Environment]
   ) -> Wording:
-    """Returns this wording for a changed environment."""
+    """Returns a wording of the same texts whose environment is changed."""
     return dataclasses.replace(
       self, build=lambda values: change(self.build(values))
     )
@@ -109,10 +114,11 @@ def read(
   """Returns the texts of a file.
 
   Args:
-    path: of the file.
-    slots: the placeholders of each text, by its name.
-    optional: those of texts that the file may lack.
-    shipped: name of the shipped file that has these texts; "": that of `path`.
+    path: path of the file.
+    slots: the placeholders of each text, by the text's name.
+    optional: the placeholders of texts that the file may lack.
+    shipped: name of the shipped file with these texts, for errors; "": the name
+      of `path`.
 
   Raises:
     ValueError: as `Wording.texts`.
@@ -141,7 +147,13 @@ def read(
 
 
 def joined(content: str, system: str, prefill: str) -> str:
-  """Returns a prompt without a chat template, as one text."""
+  """Returns a prompt without a chat template, as one text.
+
+  Args:
+    content: the user message.
+    system: the system message; "" is omitted.
+    prefill: beginning of the response.
+  """
   return "\n\n".join(filter(None, (system, content))) + prefill
 
 
@@ -150,7 +162,7 @@ def template(text: str) -> str:
   return text.replace("{{", "{").replace("}}", "}")
 
 
-def _check_slots(place: str, text: str, slots: Slots) -> None:
+def _check_slots(location: str, text: str, slots: Slots) -> None:
   """Raises ValueError unless a text has the placeholders that it must have."""
   names = (*slots.needs, *slots.may)
   allowed = ", ".join(f"{{{name}}}" for name in names) or "none"
@@ -158,16 +170,16 @@ def _check_slots(place: str, text: str, slots: Slots) -> None:
     f"expected one of its placeholders ({allowed}), or {{{{ and }}}} for the "
     "braces themselves."
   )
-  used = set()
+  found_names = set()
   try:
     for _, name, form, conversion in string.Formatter().parse(text):
       if name is not None and (name not in names or form or conversion):
         raise ValueError(f"'{{{name}}}'")
-      used.add(name)
+      found_names.add(name)
   except ValueError as error:
-    raise ValueError(f"{place}: found {error}, {expected}") from error
+    raise ValueError(f"{location}: found {error}, {expected}") from error
   for name in slots.needs:
-    if name not in used:
+    if name not in found_names:
       raise ValueError(
-        f"{place}: found no placeholder {{{name}}}; it has {allowed}."
+        f"{location}: found no placeholder {{{name}}}; it has {allowed}."
       )

@@ -91,7 +91,7 @@ class Columns:
         budget, see `with_optimum`; nan where unknown.
       em, f1, searches, violation, scaffold, *_tokens: float.
       format, input_tokens, cost: float, nan where the file has no value.
-      gold_recall, ..., citation_recall: as `data/evidence.found`, or nan.
+      gold_recall, ..., citation_recall: as `data/evidence.measure`, or nan.
       judged, confidence: as `judging.verdict`, or nan.
       official_em, official_f1: float, scores of the published script of the
         question's dataset (`environment/official_scoring`); nan where the

@@ -146,7 +146,7 @@ def _play(
     )
     verdict = env.judge(trajectory)
     row = records.episode(trajectory, verdict, seed=seed, prices=prices)
-    row |= evidence.found(trajectory, env.cited(trajectory))
+    row |= evidence.measure(trajectory, env.cited(trajectory))
     if evaluation.scorer == "official":
       row |= official_scoring.of_question(question, verdict.answer)
     rows.add(row)

@@ -43,20 +43,23 @@ def write(
   adapter: str | pathlib.Path = "",
   overwrite: bool = False,
 ) -> int:
-  """Exports a run's policy, and returns the number of rollouts it was trained.
-
-  Its adapters are merged, and it gets a model card.
+  """Exports a run's policy with a model card; adapters are merged.
 
   Args:
-    run, rollout, base: as for `load_policy`.
+    run: the run's folder.
     output: folder to write.
+    rollout: number of the checkpoint; None: the newest undamaged one.
     dtype: type of the weights: bfloat16, float16 or float32.
     shard_bytes: maximum size of a file in bytes.
+    base: as for `load_policy`.
     base_model: the hub's name of the starting policy, for the card. If "", the
       name is read from the folder's path if that is in the hub's cache;
       otherwise it is the folder's name.
     adapter: folder to write the adapters to, in PEFT's format; "" for none.
     overwrite: whether to replace earlier exports.
+
+  Returns:
+    The number of rollouts that the policy was trained on.
 
   Raises:
     ValueError: also if a folder must not be written, if `adapter` is given but
@@ -66,7 +69,7 @@ def write(
   run = pathlib.Path(run)
   rollout, config = _checkpoint(run, rollout)
   start = base or config.policy
-  _check_targets(run, start, output, adapter, overwrite)
+  _check_targets(run, start, output, adapter, overwrite=overwrite)
   if adapter and not config.lora.rank:
     raise ValueError(
       f"{run}: found a run that trained every weight; expected one with "
@@ -91,7 +94,7 @@ def write(
       start,
     )
   c = config.curriculum
-  last = rollout == c.total_steps // c.steps_per_rollout
+  is_last_rollout = rollout == c.total_steps // c.steps_per_rollout
   card = model_card.render(
     model_card.Exported(
       config=config,
@@ -102,7 +105,7 @@ def write(
       dtype=dtype,
       evaluated_dtype=config.checkpoint.export_dtype,
       prompt=_json(run / "prompts.json").get("plain", ""),
-      rows=_evaluations(run) if last else [],
+      rows=_evaluations(run) if is_last_rollout else [],
     )
   )
   _, _, policy = load_policy(run, rollout=rollout, base=base)
@@ -142,10 +145,12 @@ def load_policy(
   a = lora.attach(a, config.lora)
   mesh = sharding.mesh(fsdp=jax.local_device_count())
   rows = table.trainable_rows(a)
-  like = weights.abstract(
+  abstract_params = weights.abstract(
     rows, weights.shardings(rows, mesh, sharding.RULES), jnp.float32
   )
-  params = checkpoint.read(run / "checkpoints", rollout, "params", like)
+  params = checkpoint.read(
+    run / "checkpoints", rollout, "params", abstract_params
+  )
   if a.lora is not None:
     base = base or config.policy
     if not pathlib.Path(base).is_dir():
@@ -153,8 +158,8 @@ def load_policy(
         f"{base}: no such folder; {run} trained adapters, whose export needs "
         "the policy that it began with. Name its folder with --base."
       )
-    noted = _json(run / "provenance.json").get("policy", {}).get("sha256")
-    if noted and noted != tensor_files.digest(base):
+    base_digest = _policy_digest(run / "provenance.json")
+    if base_digest and base_digest != tensor_files.digest(base):
       raise ValueError(
         f"{base}: its weights are not those that {run} began with (another "
         "SHA-256); name that folder with --base."
@@ -177,14 +182,29 @@ def _checkpoint(
   return rollout, config_settings.from_dict(config_lib.ExperimentConfig, values)
 
 
+def _policy_digest(provenance: pathlib.Path) -> str | None:
+  """Returns the SHA-256 of the policy's weights in a provenance file."""
+  digest: str | None = _json(provenance).get("policy", {}).get("sha256")
+  return digest
+
+
 def _check_targets(
   run: pathlib.Path,
   start: str | pathlib.Path,
   output: str | pathlib.Path,
   adapter: str | pathlib.Path,
+  *,
   overwrite: bool,
 ) -> None:
-  """Checks that the folders are new or, to overwrite, earlier exports."""
+  """Refuses folders to write that exist, unless they are earlier exports.
+
+  Args:
+    run: the run's folder.
+    start: the folder of the policy that the run began with.
+    output: folder to write.
+    adapter: folder to write the adapters to, "" for none.
+    overwrite: whether to replace earlier exports.
+  """
   folders = [pathlib.Path(f).resolve() for f in (output, adapter) if str(f)]
   if any(a.is_relative_to(b) for a, b in itertools.permutations(folders, 2)):
     raise ValueError(
@@ -196,8 +216,8 @@ def _check_targets(
       raise ValueError(
         f"{folder} exists; name another folder, or overwrite it."
       )
-    kept = folder.parent == run.resolve() or folder == start
-    if kept or not any(folder.glob("*.safetensors")):
+    is_input = folder.parent == run.resolve() or folder == start
+    if is_input or not any(folder.glob("*.safetensors")):
       raise ValueError(
         f"{folder} is not an earlier export, so it is not replaced; name "
         "another folder."
@@ -218,20 +238,21 @@ def hub_name(folder: str | pathlib.Path) -> str:
 
 
 def licence(*folders: str | pathlib.Path) -> dict[str, str]:
-  """Returns a policy's licence, of the first folder that has one, or {}.
+  """Returns the licence of the first folder that has one, otherwise {}.
 
-  `license`, `license_name` and `license_link`, the hub's keys, are those of the
-  folder's card, or `other` with the name of its licence file.
+  The keys are the hub's: `license`, `license_name` and `license_link`. They are
+  those of the folder's card; without a card `license` is `other`, and
+  `license_link` names the licence file.
   """
   for folder in map(pathlib.Path, folders):
     try:
-      noted = huggingface_hub.metadata_load(folder / "README.md") or {}
+      card = huggingface_hub.metadata_load(folder / "README.md") or {}
     except (OSError, ValueError, yaml.YAMLError):
-      noted = {}  # The card is missing or damaged.
+      card = {}  # The card is missing or damaged.
     keys = ("license", "license_name", "license_link")
-    found = {k: noted[k] for k in keys if isinstance(noted.get(k), str)}
-    if "license" in found:
-      return found
+    terms = {k: card[k] for k in keys if isinstance(card.get(k), str)}
+    if "license" in terms:
+      return terms
     if files := sorted(folder.glob("LICENSE*")):
       return {"license": "other", "license_link": files[0].name}
   return {}
@@ -242,13 +263,13 @@ def _evaluations(run: pathlib.Path) -> list[metrics.Row]:
 
   They are those whose provenance has the hash of the run's `policy/`.
   """
-  played = (run / "evaluation").glob(f"*/{loading.EPISODES}")
-  folders = sorted(path.parent for path in played)
+  episodes = (run / "evaluation").glob(f"*/{loading.EPISODES}")
+  folders = sorted(path.parent for path in episodes)
   if not folders or not (run / "policy").is_dir():
     return []
-  own = tensor_files.digest(run / "policy")
+  digest = tensor_files.digest(run / "policy")
   return [
     loading.load_row(folder.name, folder)
     for folder in folders
-    if _json(folder / "provenance.json").get("policy", {}).get("sha256") == own
+    if _policy_digest(folder / "provenance.json") == digest
   ]

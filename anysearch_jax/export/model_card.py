@@ -28,7 +28,7 @@ _PAPER = (
 
 
 class Exported(NamedTuple):
-  """What the card says of an exported policy.
+  """The facts that the card states about an exported policy.
 
   Attributes:
     config: the run's resolved configuration.
@@ -108,19 +108,19 @@ def _introduction(config: config_lib.ExperimentConfig) -> str:
   name = config.method.name
   fixed = config.curriculum.fixed_budget >= 0
   if config.reward.function:
-    whose = "with a reward function of its own"
+    method = "with a reward function of its own"
   elif name == "anysearch":
-    whose = f"{'with the reward' if fixed else 'the method'} of {_PAPER}"
+    method = f"{'with the reward' if fixed else 'the method'} of {_PAPER}"
   else:
     system = systems.METHODS.get(name)
     label = name if system is None else system.label
-    whose = f"with the reward of {label}, which {_PAPER} is compared with"
+    method = f"with the reward of {label}, which {_PAPER} is compared with"
   return textwrap.fill(
     "A search agent: it reasons, searches and answers, and each search costs "
     "one unit of a budget that the prompt tells. Trained by "
     f"{_algorithm(config)} "
     f"{'with a fixed budget' if fixed else 'under a budget curriculum'}, "
-    f"{whose}.",
+    f"{method}.",
     _WIDTH,
   )
 
@@ -128,36 +128,44 @@ def _introduction(config: config_lib.ExperimentConfig) -> str:
 def _settings(
   config: config_lib.ExperimentConfig,
 ) -> Iterator[tuple[str, str, str]]:
-  """Yields name, value and meaning of what decided the learning."""
+  """Yields name, value and meaning of each setting that affects learning."""
   names = ("objective", "optimizer", "sampling", "curriculum")
   groups = [(name, getattr(config, name)) for name in names]
   system = systems.METHODS.get(config.method.name)
   if system and system.reward and not config.reward.function:
-    own = system.constants_of(config)
-    # The paper's reward gets the whole configuration.
-    groups.insert(0, ("reward", config.reward if own is config else own))
+    constants = system.constants_of(config)
+    if constants is config:  # The paper's reward gets the whole configuration.
+      constants = config.reward
+    groups.insert(0, ("reward", constants))
   if options := config.method.options:
     yield "method.options", ", ".join(options), "Options of the system."
   for name, group in groups:
     for setting in config_settings.listed(group, name):
       kind = setting.meta and setting.meta.kind
-      if kind is config_settings.Kind.LEARNING and setting.value not in (
-        "",
-        (),
-      ):
-        value = setting.value
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        yield setting.path, shown, setting.sentence
+      value = setting.value
+      is_set = value not in ("", ())
+      if kind is config_settings.Kind.LEARNING and is_set:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        yield setting.path, text, setting.sentence
 
 
 def _evaluation(row: metrics.Row) -> dict[str, Any]:
+  """Returns the values of a table of the template, a line for each budget."""
   table = row.columns
   lines = []
-  for budget, part in row.by_budget.items():
-    mean = part.searches._replace(low=None, high=None)
-    right = _interval(part.accuracy, scale=100, digits=1)
-    rest = _interval(mean, digits=2), _interval(part.tp), str(part.failed)
-    lines.append((str(budget), str(part.n), right, *rest))
+  for budget, measured in row.by_budget.items():
+    # The card shows the mean number of searches without its interval.
+    searches = measured.searches._replace(low=None, high=None)
+    lines.append(
+      (
+        str(budget),
+        str(measured.n),
+        _interval(measured.accuracy, scale=100, digits=1),
+        _interval(searches, digits=2),
+        _interval(measured.tp),
+        str(measured.failed),
+      )
+    )
   return {
     "label": row.label,
     "scaffold": "with" if table.scaffold.any() else "no",
@@ -169,7 +177,11 @@ def _evaluation(row: metrics.Row) -> dict[str, Any]:
 def _interval(
   estimate: inference.Estimate, *, scale: float = 1, digits: int = 3
 ) -> str:
-  told = [f"{scale * x:.{digits}f}" for x in estimate if x is not None]
-  if len(told) < 3:
-    return (told or ["-"])[0]
-  return "{} [{}, {}]".format(*told)
+  """Formats an estimate, with its interval if it has one; "-" if empty."""
+  texts = [f"{scale * x:.{digits}f}" for x in estimate if x is not None]
+  if not texts:
+    return "-"
+  if len(texts) < 3:
+    return texts[0]
+  value, low, high = texts
+  return f"{value} [{low}, {high}]"

@@ -18,7 +18,7 @@ def standard_error() -> Iterator[io.StringIO]:
   Python's `sys.stderr`.
 
   Yields:
-    What has the captured text once the block has ended.
+    A buffer, which holds the captured text once the block has ended.
   """
   captured = io.StringIO()
   sys.stderr.flush()

@@ -9,11 +9,12 @@ from typing import Any
 
 def counters(part: object) -> Counter[str]:
   """Returns the `counters` of a part, or empty ones if it does not count."""
-  return getattr(part, "counters", Counter())
+  counted: Counter[str] | None = getattr(part, "counters", None)
+  return Counter() if counted is None else counted
 
 
 def of_parts(parts: Mapping[Any, object]) -> Counter[str]:
-  """Returns the counters of several parts, each after its part's name."""
+  """Returns the counters of several parts, each under `part/counter`."""
   return Counter(
     {
       f"{part}/{name}": value

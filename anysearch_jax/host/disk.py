@@ -15,10 +15,10 @@ from typing import Any
 
 from absl import logging as absl_logging
 
-# Of the name of a file that is being written.
+# Ends the name of a file while it is being written.
 SUFFIX = ".writing"
-# Advice by the error's number.
-_HELP = {
+# What to do about an error, by its number.
+_ADVICE = {
   errno.ENOSPC: "Free some space",
   errno.EDQUOT: "Free some space, or have the quota raised",
   errno.EFBIG: "Have larger files allowed (ulimit -f)",
@@ -35,16 +35,17 @@ class DiskError(OSError):
 def translate_errors(path: str | pathlib.Path) -> Iterator[None]:
   """Raises a `DiskError` in place of any disk error of the `with` block.
 
-  It names the file or folder that the block writes to. Libraries wrap such
-  errors in classes of their own, so causes, contexts and messages are searched.
+  The message names `path`, the file or folder that the block writes to.
+  Libraries wrap such errors in classes of their own, so causes, contexts and
+  messages are searched.
   """
   try:
     yield
   except DiskError:
     raise
   except Exception as error:
-    if said := _said(error, pathlib.Path(path)):
-      raise DiskError(said) from error
+    if sentence := _sentence(error, pathlib.Path(path)):
+      raise DiskError(sentence) from error
     raise
 
 
@@ -55,16 +56,17 @@ def hide_tracebacks() -> None:
   the command has ended. Threads of tensorstore print one more for every write
   that finishes after its event loop was closed.
   """
-  handler, printed = absl_logging.get_absl_handler(), sys.unraisablehook
+  handler = absl_logging.get_absl_handler()
+  print_unraisable = sys.unraisablehook
 
   def is_other(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    return not any(map(_number, _all(error)))
+    return not any(map(_disk_error_number, _related_errors(error)))
 
   def show(raised: Any) -> None:
     # Unraisable errors from C++ have no `object`, those from Python have one.
     if raised.object or not isinstance(raised.exc_value, RuntimeError):
-      printed(raised)
+      print_unraisable(raised)
 
   handler.addFilter(is_other)
   sys.unraisablehook = show
@@ -81,19 +83,19 @@ def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   Raises:
     DiskError: see `translate_errors`.
   """
-  beside = path.with_name(path.name + SUFFIX)
+  draft = path.with_name(path.name + SUFFIX)
   with translate_errors(path):
     try:
-      yield beside
-      beside.rename(path)
+      yield draft
+      draft.rename(path)
     finally:
-      beside.unlink(missing_ok=True)
+      draft.unlink(missing_ok=True)
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
   """Writes a file atomically, see `replacing`."""
-  with replacing(path) as beside:
-    beside.write_text(text)
+  with replacing(path) as draft:
+    draft.write_text(text)
 
 
 def fingerprint(path: pathlib.Path) -> dict[str, Any]:
@@ -103,42 +105,43 @@ def fingerprint(path: pathlib.Path) -> dict[str, Any]:
     return {"bytes": file.tell(), "sha256": digest}
 
 
-def _said(error: Exception, path: pathlib.Path) -> str:
+def _sentence(error: Exception, path: pathlib.Path) -> str:
   """Returns the sentence for a disk error; "" for any other error."""
-  for each in _all(error):
-    if isinstance(each, DiskError):
-      return str(each)
-    if number := _number(each):
-      there = next(p for p in (path, *path.absolute().parents) if p.exists())
-      free = shutil.disk_usage(there).free / 1e6
+  for cause in _related_errors(error):
+    if isinstance(cause, DiskError):
+      return str(cause)
+    if number := _disk_error_number(cause):
+      folder = next(p for p in (path, *path.absolute().parents) if p.exists())
+      free = shutil.disk_usage(folder).free / 1e6
       return (
         f"{path} could not be written: {os.strerror(number)}, {free:.1f} MB "
-        f"are free there. {_HELP[number]}, and start the same command again."
+        f"are free there. {_ADVICE[number]}, and start the same command again."
       )
   return ""
 
 
-def _number(error: BaseException) -> int | None:
+def _disk_error_number(error: BaseException) -> int | None:
   """Returns the number of a disk error; None for any other error.
 
   Libraries often keep only the message, so that is searched too.
   """
-  for number in _HELP:
-    ours = isinstance(error, OSError) and error.errno == number
-    if ours or os.strerror(number) in str(error):
+  for number in _ADVICE:
+    has_number = isinstance(error, OSError) and error.errno == number
+    if has_number or os.strerror(number) in str(error):
       return number
   return None
 
 
-def _all(error: BaseException | None) -> Iterator[BaseException]:
+def _related_errors(error: BaseException | None) -> Iterator[BaseException]:
   """Yields an error, the errors of its group, its causes and its contexts."""
-  waiting, seen = [error], set()
-  while waiting:
-    each = waiting.pop(0)
-    if each is None or id(each) in seen:
+  pending = [error]
+  visited: set[int] = set()
+  while pending:
+    current = pending.pop(0)
+    if current is None or id(current) in visited:
       continue
-    seen.add(id(each))
-    yield each
-    if isinstance(each, BaseExceptionGroup):
-      waiting += each.exceptions
-    waiting += [each.__cause__, each.__context__]
+    visited.add(id(current))
+    yield current
+    if isinstance(current, BaseExceptionGroup):
+      pending += current.exceptions
+    pending += [current.__cause__, current.__context__]

@@ -16,13 +16,14 @@ GIB = 2**30
 class Hardware:
   """One kind of device.
 
+  name: its key in `HARDWARE`.
   platform: JAX's name of the platform.
   memory: bytes.
-  head_room: share of the memory that programs may use.
-  flops: operations per second.
+  head_room: share of the memory that programs may use, in (0, 1].
+  flops: dense bfloat16 operations per second.
   memory_bandwidth: bytes per second.
   host_bandwidth: bytes per second between a device and its host's memory.
-  source: where the numbers are from.
+  source: origin of the numbers.
   """
 
   name: str
@@ -41,10 +42,16 @@ class Gpu(Hardware):
 
   capability: CUDA compute capability.
 
-  The other values describe the chip to XLA's compiler: description (its name),
-  cores (multiprocessors), units_a_core (FP32 units of one), clock_ghz,
-  shared_memory (bytes of a multiprocessor, of which a thread block can have all
-  but 1 KiB) and l2 (bytes).
+  The other values describe the chip to XLA's compiler:
+
+  description: its name.
+  cores: number of multiprocessors.
+  units_a_core: FP32 units of a multiprocessor.
+  clock_ghz: boost clock.
+  shared_memory: bytes of a multiprocessor, of which a thread block can have all
+    but 1 KiB.
+  l2: bytes of the L2 cache.
+  threads_a_core: resident threads of a multiprocessor.
   """
 
   platform: str = "cuda"
@@ -63,7 +70,7 @@ class Gpu(Hardware):
 class Tpu(Hardware):
   """A TPU.
 
-  dimensions: of its torus.
+  dimensions: dimensions of the torus that connects the chips.
   shapes: examples of slices that exist.
   """
 
@@ -76,6 +83,7 @@ class Tpu(Hardware):
 
 
 def _gpu(
+  *,
   name: str,
   device: str,
   gib: float,
@@ -85,25 +93,37 @@ def _gpu(
   cores: int,
   clock_ghz: float,
   l2_mib: int,
-  *,
   threads: int = 1536,
   pcie: int = 4,
   shared_kib: int = 100,
   units: int = 128,
 ) -> Gpu:
-  """Returns a GPU; `threads` are those of a multiprocessor.
+  """Returns a GPU from the numbers of its data sheet.
 
-  Each of the 16 lanes of PCIe to the host sends 2 GB/s in version 4. Of GeForce
-  cards the rate with sums in float32 counts, as XLA has them do; it is half of
-  their own.
+  Args:
+    name: its key in `HARDWARE`.
+    device: the name that its driver reports, without "NVIDIA".
+    gib: memory, in GiB.
+    tflops: dense bfloat16 TFLOP/s with sums in float32, as XLA computes them;
+      of GeForce cards half the highest rate of the data sheet.
+    gbytes: memory bandwidth, in GB/s.
+    capability: CUDA compute capability.
+    cores: number of multiprocessors.
+    clock_ghz: boost clock.
+    l2_mib: L2 cache, in MiB.
+    threads: resident threads of a multiprocessor.
+    pcie: version of its link to the host; each of the 16 lanes sends 2 GB/s in
+      version 4, and twice as much in the next.
+    shared_kib: shared memory of a multiprocessor, in KiB.
+    units: FP32 units of a multiprocessor.
   """
-  host = 2e9 * 2 ** (pcie - 4) * 16
+  lane_bandwidth = 2e9 * 2 ** (pcie - 4)
   return Gpu(
     name=name,
     memory=int(gib * GIB),
     flops=tflops * 1e12,
     memory_bandwidth=gbytes * 1e9,
-    host_bandwidth=host,
+    host_bandwidth=lane_bandwidth * 16,
     source=(
       f"NVIDIA's data sheet or white paper of the {device}: {tflops:,g} "
       f"TFLOP/s dense with float32 accumulation, {gbytes:,g} GB/s"
@@ -121,29 +141,133 @@ def _gpu(
 
 _sxm = functools.partial(_gpu, threads=2048, pcie=5, shared_kib=228)
 _ALL: tuple[Hardware, ...] = (
-  # GiB, TFLOP/s, GB/s, capability, multiprocessors, GHz, MiB of L2.
-  _sxm("h100", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50),
+  _sxm(
+    name="h100",
+    device="H100 80GB HBM3",
+    gib=79.1,
+    tflops=989.4,
+    gbytes=3350,
+    capability=(9, 0),
+    cores=132,
+    clock_ghz=1.98,
+    l2_mib=50,
+  ),
   # Its own name is in `_KINDS`: it computes as an H100.
-  _sxm("h800", "H100 80GB HBM3", 79.1, 989.4, 3350, (9, 0), 132, 1.98, 50),
-  _sxm("h200", "H200", 139.8, 989.4, 4800, (9, 0), 132, 1.98, 50),
+  _sxm(
+    name="h800",
+    device="H100 80GB HBM3",
+    gib=79.1,
+    tflops=989.4,
+    gbytes=3350,
+    capability=(9, 0),
+    cores=132,
+    clock_ghz=1.98,
+    l2_mib=50,
+  ),
+  _sxm(
+    name="h200",
+    device="H200",
+    gib=139.8,
+    tflops=989.4,
+    gbytes=4800,
+    capability=(9, 0),
+    cores=132,
+    clock_ghz=1.98,
+    l2_mib=50,
+  ),
   _gpu(
-    *("a100", "A100-SXM4-80GB", 79.25, 312, 2039, (8, 0), 108, 1.41, 40),
+    name="a100",
+    device="A100-SXM4-80GB",
+    gib=79.25,
+    tflops=312,
+    gbytes=2039,
+    capability=(8, 0),
+    cores=108,
+    clock_ghz=1.41,
+    l2_mib=40,
     threads=2048,
     shared_kib=164,
     units=64,
   ),
   # An eighth of an HGX B200.
-  _sxm("b200", "B200", 178.3, 2250, 8000, (10, 0), 148, 1.965, 126),
-  _gpu("rtx3090", "GeForce RTX 3090", 23.6, 71, 936, (8, 6), 82, 1.695, 6),
-  _gpu("rtx4090", "GeForce RTX 4090", 23.6, 165.2, 1008, (8, 9), 128, 2.52, 72),
+  _sxm(
+    name="b200",
+    device="B200",
+    gib=178.3,
+    tflops=2250,
+    gbytes=8000,
+    capability=(10, 0),
+    cores=148,
+    clock_ghz=1.965,
+    l2_mib=126,
+  ),
   _gpu(
-    *("rtx5090", "GeForce RTX 5090", 31.3, 209.5, 1792, (12, 0), 170),
-    *(2.407, 96),
+    name="rtx3090",
+    device="GeForce RTX 3090",
+    gib=23.6,
+    tflops=71,
+    gbytes=936,
+    capability=(8, 6),
+    cores=82,
+    clock_ghz=1.695,
+    l2_mib=6,
+  ),
+  _gpu(
+    name="rtx4090",
+    device="GeForce RTX 4090",
+    gib=23.6,
+    tflops=165.2,
+    gbytes=1008,
+    capability=(8, 9),
+    cores=128,
+    clock_ghz=2.52,
+    l2_mib=72,
+  ),
+  _gpu(
+    name="rtx5090",
+    device="GeForce RTX 5090",
+    gib=31.3,
+    tflops=209.5,
+    gbytes=1792,
+    capability=(12, 0),
+    cores=170,
+    clock_ghz=2.407,
+    l2_mib=96,
     pcie=5,
   ),
-  _gpu("a10g", "A10G", 22.0, 70, 600, (8, 6), 80, 1.71, 6),
-  _gpu("l4", "L4", 22.0, 121, 300, (8, 9), 58, 2.04, 48),
-  _gpu("l40s", "L40S", 44.3, 362, 864, (8, 9), 142, 2.52, 96),
+  _gpu(
+    name="a10g",
+    device="A10G",
+    gib=22.0,
+    tflops=70,
+    gbytes=600,
+    capability=(8, 6),
+    cores=80,
+    clock_ghz=1.71,
+    l2_mib=6,
+  ),
+  _gpu(
+    name="l4",
+    device="L4",
+    gib=22.0,
+    tflops=121,
+    gbytes=300,
+    capability=(8, 9),
+    cores=58,
+    clock_ghz=2.04,
+    l2_mib=48,
+  ),
+  _gpu(
+    name="l40s",
+    device="L40S",
+    gib=44.3,
+    tflops=362,
+    gbytes=864,
+    capability=(8, 9),
+    cores=142,
+    clock_ghz=2.52,
+    l2_mib=96,
+  ),
   Tpu(
     name="v5e",
     memory=int(15.75 * GIB),
@@ -180,8 +304,8 @@ _ALL: tuple[Hardware, ...] = (
 
 HARDWARE = {hardware.name: hardware for hardware in _ALL}
 # `jax.Device.device_kind` -> name in `HARDWARE`.
-_KINDS = {
-  **{gpu.description: gpu.name for gpu in _ALL if isinstance(gpu, Gpu)},
+_KINDS = {gpu.description: gpu.name for gpu in _ALL if isinstance(gpu, Gpu)}
+_KINDS |= {
   "NVIDIA A100-SXM4-40GB": "a100",
   "NVIDIA H100 80GB HBM3": "h100",
   "NVIDIA H800": "h800",

@@ -29,10 +29,13 @@ T = TypeVar("T")
 
 # Temporary statuses: of servers that are busy, restarting or too slow.
 BUSY = (408, 425, 429, 502, 503, 504)
-_CONNECT_SECONDS, _CLOSE_SECONDS = 10.0, 5.0
-_LONGEST_PAUSE = 5.0
-# Limits on the characters that an error message quotes, of errors and values.
-_LONGEST, _SHORT = 300, 80
+_CONNECT_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
+_LONGEST_PAUSE = 5.0  # Seconds between two attempts, before the jitter.
+# Limits on the characters that an error message quotes: of the service's own
+# error, and of a value in an answer.
+_ERROR_CHARACTERS = 300
+_VALUE_CHARACTERS = 80
 
 
 class AnswerError(types.RetrievalError):
@@ -52,7 +55,8 @@ class StatusError(types.RetrievalError):
 
   def __init__(self, sentence: str, status: int):
     super().__init__(sentence)
-    self.status, self.why = status, f"http_{status}"
+    self.status = status
+    self.why = f"http_{status}"
 
 
 class RefusedError(StatusError, AnswerError):
@@ -104,9 +108,9 @@ class Caller:
     patience: limits on the waiting.
     headers: sent with each call; None: those of a JSON request, with the key as
       a bearer token.
-    largest: limit on the bytes of an answer.
-    again: statuses that are retried.
-    price: added to `counters["cost"]` for each call that is answered.
+    largest_bytes: limit on the size of an answer.
+    retried_statuses: HTTP statuses after which a call is tried again.
+    price: dollars, added to `counters["cost"]` for each call that is answered.
     proxies: whether to use the proxies that the environment names.
     transport: replaces the network, for tests.
 
@@ -119,20 +123,24 @@ class Caller:
   advice: str
   patience: Patience = DEFAULT
   headers: dict[str, str] | None = None
-  largest: int = 1 << 24
-  again: tuple[int, ...] = BUSY
+  largest_bytes: int = 1 << 24
+  retried_statuses: tuple[int, ...] = BUSY
   price: float = 0.0
   proxies: bool = False
   transport: httpx2.AsyncBaseTransport | None = None
 
   def __post_init__(self):
-    patience, headers = self.patience, self.headers
-    through = redaction.proxy_passwords() if self.proxies else []
-    self.redact = redaction.Redactor(self.secret, *through)
+    patience = self.patience
+    headers = self.headers
+    proxy_passwords = redaction.proxy_passwords() if self.proxies else []
+    self.redact = redaction.Redactor(self.secret, *proxy_passwords)
     # Counts of events, and the seconds and dollars, which are fractions.
     self.counters: Any = Counter()
     self._gate = turns.Gate(
-      *(patience.concurrency, patience.rate, patience.wait, self.counters)
+      concurrency=patience.concurrency,
+      rate=patience.rate,
+      longest=patience.wait,
+      counters=self.counters,
     )
     if headers is None:
       headers = {"Content-Type": "application/json"}
@@ -157,16 +165,17 @@ class Caller:
       loop.run(self._end())
 
   async def _end(self) -> None:
-    limits, self._limits = self._limits or set(), None
+    limits = self._limits or set()
+    self._limits = None
     for limit in limits:
       limit.end()
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(_CLOSE_SECONDS):
-        await asyncio.sleep(0)  # So that they end before their connections.
+        await asyncio.sleep(0)  # Calls end before their connections do.
         await self._client.aclose()
 
   def limit(self) -> turns.Limit:
-    """Returns the deadline of a call, or of several after each other."""
+    """Returns a new deadline, for one call or several consecutive ones."""
     return turns.Limit(self.patience.deadline, self.patience.wait)
 
   @loop.inside
@@ -178,21 +187,23 @@ class Caller:
     read: Callable[[Any], T],
     limit: turns.Limit | None = None,
     counted: bool = True,
-    joined: Callable[[], Any] | None = None,
+    stream_joiner: Callable[[], Any] | None = None,
     **request: Any,
   ) -> T:
     """Makes a call with retries; it may be awaited in any event loop.
 
     Args:
-      method, url: of the request; the URL must not contain secrets.
+      method: HTTP method.
+      url: address of the request, which must not contain secrets.
       read: converts the JSON value of the answer to the result. A
         `RetrievalError` that it raises counts as a failure of the service. It
         must quote the answer only through `redact`.
       limit: result of the method `limit`, for calls with one deadline.
       counted: whether an `AnswerError` counts as one of the `failures`.
-      joined: makes what joins an answer that is a stream of events: `feed` gets
-        its bytes, and `whole` returns the answer as JSON, or raises httpx2's
-        error if the stream broke off, which is retried as a broken connection.
+      stream_joiner: makes an object that joins an answer if that is a stream of
+        events: `feed` gets its bytes, and `whole` returns the answer as JSON,
+        or raises httpx2's error if the stream broke off, which is retried as a
+        broken connection.
       request: further arguments of httpx2's `request`.
 
     Raises:
@@ -205,7 +216,13 @@ class Caller:
     self._limits.add(limit)
     try:
       async with limit, self._gate.slot():
-        data = await self._try(method, url, limit, joined, request)
+        data = await self._try(
+          method,
+          url,
+          limit=limit,
+          stream_joiner=stream_joiner,
+          request=request,
+        )
         if self.price:
           self.counters["cost"] += self.price
         return read(self._parse(url, data))
@@ -220,9 +237,15 @@ class Caller:
       if self._limits is not None:
         self._limits.discard(limit)
 
-  def unexpected(self, url: str, found: object, expected: str) -> AnswerError:
-    """Returns the error of an answer with another value than `expected`."""
-    quoted = self.redact.quote(repr(found), _SHORT)
+  def unexpected(self, url: str, value: object, expected: str) -> AnswerError:
+    """Returns the error for an answer with another value than `expected`.
+
+    Args:
+      url: address that answered.
+      value: the value in its answer; the message quotes a part, redacted.
+      expected: noun phrase for the values that are valid.
+    """
+    quoted = self.redact.quote(repr(value), _VALUE_CHARACTERS)
     return AnswerError(f"{url}: found {quoted}, expected {expected}.")
 
   def _late(self, url: str, limit: turns.Limit) -> types.RetrievalError:
@@ -240,8 +263,9 @@ class Caller:
     self,
     method: str,
     url: str,
+    *,
     limit: turns.Limit,
-    joined: Callable[[], Any] | None,
+    stream_joiner: Callable[[], Any] | None,
     request: dict[str, Any],
   ) -> bytes:
     """Returns the bytes of an answer with status 200, retrying if needed."""
@@ -250,65 +274,73 @@ class Caller:
       sent = await self._gate.turn(limit)
       self.counters["requests"] += 1
       self.counters["retries"] += attempt > 0
-      status, asked = 0, 0.0
+      status = 0  # No answer.
+      retry_after_seconds = 0.0
       try:
         async with self._client.stream(method, url, **request) as response:
-          data = await self._read(url, response, joined)
+          data = await self._read(url, response, stream_joiner)
         status = response.status_code
       # Raised `from None`: the cause holds the request and so the key. The
       # message may quote what the server sent instead of HTTP.
       except httpx2.HTTPError as error:
-        met = self.redact.quote(str(error), _LONGEST)
+        failure = self.redact.quote(str(error), _ERROR_CHARACTERS)
         if not isinstance(error, httpx2.TransportError):
-          raise types.RetrievalError(f"{url}: {met}") from None
-        met = f"{type(error).__name__}: {met}".rstrip(": ")
+          raise types.RetrievalError(f"{url}: {failure}") from None
+        failure = f"{type(error).__name__}: {failure}".rstrip(": ")
       finally:
         self.counters["seconds"] += time.monotonic() - sent
       if status == 200:
         self._gate.answered()
         return data
       if status:
-        met = f"HTTP {status}: {message(data, self.redact)}"
-        asked = retry_after(response.headers)
-        if status == 429 or (status == 503 and asked):
-          said = f"{url}: {met}"
-          self._gate.pause(asked, sent=sent, said=said, limit=limit)
+        failure = f"HTTP {status}: {message(data, self.redact)}"
+        retry_after_seconds = retry_after(response.headers)
+        if status == 429 or (status == 503 and retry_after_seconds):
+          refusal = f"{url}: {failure}"
+          self._gate.pause(
+            retry_after_seconds, sent=sent, refusal=refusal, limit=limit
+          )
           continue
-        if status not in self.again:
+        if status not in self.retried_statuses:
           kinds = {4: RefusedError, 5: FailedError}
           kind = kinds.get(status // 100, StatusError)
-          raise kind(f"{url}: {met}", status)
+          raise kind(f"{url}: {failure}", status)
       pause = self.patience.pause * 2**attempt
       pause = min(pause, _LONGEST_PAUSE) * random.uniform(0.5, 1.5)
-      pause, attempt = max(pause, asked), attempt + 1
+      pause = max(pause, retry_after_seconds)
+      attempt += 1
       if attempt > self.patience.retries:
         break
       if pause >= limit.seconds:
-        met += f" To wait for {pause:.3g} seconds more would be too long."
+        failure += f" To wait for {pause:.3g} seconds more would be too long."
         break
       await asyncio.sleep(pause)
-    sentence = f"{url}: tried {attempt} times, the last met {met}"
+    sentence = f"{url}: tried {attempt} times, the last met {failure}"
     if status:
       raise (StatusError if status in BUSY else FailedError)(sentence, status)
     raise types.RetrievalError(f"{sentence.rstrip('.')}. {self.advice}")
 
   async def _read(
-    self, url: str, response: httpx2.Response, joined: Callable[[], Any] | None
+    self,
+    url: str,
+    response: httpx2.Response,
+    stream_joiner: Callable[[], Any] | None,
   ) -> bytes:
     """Reads an answer, unless it is too large."""
-    data, kind = bytearray(), response.headers.get("Content-Type", "")
-    is_stream = response.status_code == 200 and "event-stream" in kind
-    events = joined() if joined and is_stream else None
-    async for part in response.aiter_bytes():
-      data += part
+    content = bytearray()
+    content_type = response.headers.get("Content-Type", "")
+    is_stream = response.status_code == 200 and "event-stream" in content_type
+    events = stream_joiner() if stream_joiner and is_stream else None
+    async for chunk in response.aiter_bytes():
+      content += chunk
       if events is not None:
-        events.feed(part)
-      if len(data) > self.largest:
+        events.feed(chunk)
+      if len(content) > self.largest_bytes:
         raise AnswerError(
-          f"{url}: found an answer of more than {self.largest} bytes; "
+          f"{url}: found an answer of more than {self.largest_bytes} bytes; "
           "expected a shorter one."
         )
-    return bytes(data) if events is None else events.whole()
+    return bytes(content) if events is None else events.whole()
 
   def _parse(self, url: str, data: bytes) -> Any:
     """Parses an answer, without keys, as JSON without NaN and infinities."""
@@ -319,21 +351,21 @@ class Caller:
     try:
       return json.loads(self.redact.scrub(data), parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-      quoted = self.redact.quote(data, _SHORT)
+      quoted = self.redact.quote(data, _VALUE_CHARACTERS)
       raise AnswerError(
         f"{url}: found {quoted!r} ({error}), expected JSON."
       ) from None
 
 
 def at_address(
-  url: str, route: str, what: str, *, key_variable: str, **settings: Any
+  url: str, route: str, service_name: str, *, key_variable: str, **settings: Any
 ) -> tuple[str, Caller]:
-  """Returns the address of a route of a server, and what calls it.
+  """Returns the address of a route of a server, and a `Caller` for it.
 
   Args:
     url: address of the server, with or without `route`.
     route: such as `/retrieve`.
-    what: what is there, for error messages.
+    service_name: noun for the server, for error messages.
     key_variable: environment variable with the bearer token; "": none is sent.
     settings: further arguments of `Caller`.
 
@@ -343,32 +375,35 @@ def at_address(
   if not redaction.is_address(url):
     # The message does not quote the url, which may contain a password.
     raise ValueError(
-      f"The {what}'s url is invalid; expected an address such as "
+      f"The {service_name}'s url is invalid; expected an address such as "
       "http://127.0.0.1:8000, with no user, query or fragment."
     )
-  key = key_variable and secret_in(key_variable, f"the key for the {what}")
+  key = key_variable and secret_in(
+    key_variable, f"the key for the {service_name}"
+  )
   base = url.rstrip("/").removesuffix(route).rstrip("/")
   return base + route, Caller(secret=key, **settings)
 
 
-def secret_in(variable: str, what: str) -> str:
+def secret_in(variable: str, contents: str) -> str:
   """Returns the secret in an environment variable.
 
   Args:
     variable: name of the variable.
-    what: what the variable should contain, for error messages.
+    contents: noun phrase for what the variable should contain, for error
+      messages.
 
   Raises:
     ValueError: the variable is not set, or its value cannot be sent in a
       header. The message does not show the value.
   """
-  redaction.check_variable(variable, f"The variable with {what}")
+  redaction.check_variable(variable, f"The variable with {contents}")
   value = os.environ.get(variable, "").strip()
   if not value:
-    raise ValueError(f"{variable} is not set; expected {what} in it.")
+    raise ValueError(f"{variable} is not set; expected {contents} in it.")
   if not (value.isascii() and value.isprintable() and " " not in value):
     raise ValueError(
-      f"{variable}: expected {what}, found characters that none has."
+      f"{variable}: expected {contents}, found characters that none has."
     )
   return value
 
@@ -407,7 +442,10 @@ def message(data: bytes, redact: redaction.Redactor) -> str:
       (value[k] for k in ("error", "message", "detail") if k in value), None
     )
   text = value if isinstance(value, str) else data.decode(errors="replace")
-  return redact.quote(" ".join(text.split()), _LONGEST) or "no reason given."
+  return (
+    redact.quote(" ".join(text.split()), _ERROR_CHARACTERS)
+    or "no reason given."
+  )
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

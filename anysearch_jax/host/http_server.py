@@ -44,25 +44,26 @@ Signals = Callable[
 
 # Seconds. Longer than clients keep idle connections; otherwise a client may
 # write into a connection that the server has just closed.
-_KEEP_ALIVE = 75
+_KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
 # Connections that asyncio accepts in one iteration of the event loop. It
 # accepts up to its backlog before the first connection is handled, so with a
 # large backlog a burst would use up all file descriptors despite our limit:
 # https://github.com/python/cpython/blob/3.11/Lib/asyncio/selector_events.py#L159
-_ACCEPTED = 8
-_DROPPED = 2**28  # Bytes of a body that are read before it is refused.
+_ACCEPT_BATCH = 8
+# Bytes of a body that are read, and dropped, before it is refused.
+_DRAINED_BYTES = 2**28
 # Seconds within which a client must read its answer.
-_READING = 60
+_READ_SECONDS = 60
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?")
 # Descriptors reserved for files opened later and connections just accepted.
-_SPARE = 32
-_FEWEST = 8
-_FULL = (
+_SPARE_FILES = 32
+_FEWEST_CONNECTIONS = 8
+_FULL_RESPONSE = (
   b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
   b"connection: close\r\nretry-after: 1\r\ncontent-length: %d\r\n\r\n%b"
 )
-_SENTENCE = b'{"detail":"Every connection of this server is busy; try later."}'
+_FULL_BODY = b'{"detail":"Every connection of this server is busy; try later."}'
 
 
 class Server(uvicorn.Server):
@@ -85,8 +86,8 @@ class Server(uvicorn.Server):
 
   async def startup(self, sockets=None) -> None:
     await super().startup(sockets)
-    for each in sockets or ():
-      each.listen(_BACKLOG)
+    for listener in sockets or ():
+      listener.listen(_BACKLOG)
     # Printed only now, because signals are handled from here on.
     print(self._greeting, flush=True)
 
@@ -117,9 +118,9 @@ class Guard:
   """The shared state of a server's connections; makes their protocols.
 
   Attributes:
-    most: the most connections at a time. A further one replaces the connection
-      that has waited longest without a complete request; if there is none, the
-      new connection is refused.
+    max_connections: limit on the connections at a time. A further one replaces
+      the connection that has waited longest without a complete request; if
+      there is none, the new connection is refused.
     headers: seconds from a request's first byte, or from connecting, to the end
       of its headers.
     request: seconds from the end of its headers until its answer has been read.
@@ -129,7 +130,7 @@ class Guard:
       began to.
   """
 
-  most: int
+  max_connections: int
   headers: float
   request: float
   on_closed: Callable[[str], None]
@@ -153,29 +154,29 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
   ) -> None:
     super().connection_made(transport)
     guard = self._guard
-    if len(self.connections) > guard.most:
+    if len(self.connections) > guard.max_connections:
       longest = next(iter(guard.waiting), None)
       if longest is None:
         guard.on_closed("full")
-        transport.write(_FULL % (len(_SENTENCE), _SENTENCE))
+        transport.write(_FULL_RESPONSE % (len(_FULL_BODY), _FULL_BODY))
         transport.close()
         return
       longest.end("replaced")
     guard.waiting[self] = None
-    self._end_after(guard.headers, "headers")
+    self._set_deadline(guard.headers, "headers")
 
   def connection_lost(self, exc: Exception | None) -> None:
     self._guard.waiting.pop(self, None)
-    self._stop()
+    self._cancel_deadline()
     super().connection_lost(exc)
 
   def data_received(self, data: bytes) -> None:
     if self._deadline is None:  # The first byte of a new request.
-      self._end_after(self._guard.headers, "headers")
+      self._set_deadline(self._guard.headers, "headers")
     super().data_received(data)
 
   def on_headers_complete(self) -> None:
-    self._end_after(self._guard.request, "request")
+    self._set_deadline(self._guard.request, "request")
     super().on_headers_complete()
     if self.expect_100_continue:
       # A client that is answered before its body sends none, but perhaps a next
@@ -197,21 +198,21 @@ class _Protocol(httptools_impl.HttpToolsProtocol):
     # deadline stays until both are over. After that, uvicorn's keep-alive
     # timeout applies until the next request.
     if not (self.cycle.more_body or self.transport.get_write_buffer_size()):
-      self._stop()
+      self._cancel_deadline()
 
   def end(self, reason: str) -> None:
     """Aborts the connection; unsent data is lost."""
     self._guard.waiting.pop(self, None)
-    self._stop()
+    self._cancel_deadline()
     self._guard.on_closed(reason)
     self.transport.abort()
 
-  def _end_after(self, seconds: float, reason: str) -> None:
-    self._stop()
+  def _set_deadline(self, seconds: float, reason: str) -> None:
+    self._cancel_deadline()
     if not self.transport.is_closing():
       self._deadline = self.loop.call_later(seconds, self.end, reason)
 
-  def _stop(self) -> None:
+  def _cancel_deadline(self) -> None:
     if self._deadline is not None:
       self._deadline.cancel()
       self._deadline = None
@@ -231,41 +232,47 @@ class OwnPages:
     names: further names of the server; pages there may ask it.
 
   Raises:
-    ValueError: one of the names cannot be one.
+    ValueError: one of the names cannot be the name of a server.
   """
 
   def __init__(self, app: Any, host: str, names: Sequence[str] = ()):
-    self._app, self._given = app, {_name(name) for name in names}
-    if "" in self._given:
+    self._app = app
+    self._given_names = {_host_name(name) for name in names}
+    if "" in self._given_names:
       raise ValueError(
         f"--hosts: found {','.join(names)!r}, expected names such as "
         "search.example.com, without http://, separated by commas."
       )
-    self._own = {host.lower(), *self._given}
-    self._outside = not is_loopback(host)
-    if self._outside:
-      self._own |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    self._own_names = {host.lower(), *self._given_names}
+    self._is_reachable = not is_loopback(host)
+    if self._is_reachable:
+      self._own_names |= {
+        socket.gethostname().lower(),
+        socket.getfqdn().lower(),
+      }
 
   async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
     app = self._app
-    if scope["type"] == "http" and (refused := self._refusal(scope)):
-      status, said = refused
+    if scope["type"] == "http" and (refusal := self._refusal(scope)):
+      status, sentence = refusal
       # Clients of the retriever read `detail`, those of OpenAI's APIs `error`.
-      error = {"message": said, "type": "invalid_request_error"}
-      app = responses.JSONResponse({"detail": said, "error": error}, status)
+      error = {"message": sentence, "type": "invalid_request_error"}
+      app = responses.JSONResponse({"detail": sentence, "error": error}, status)
     await app(scope, receive, send)
 
   def _refusal(self, scope: Any) -> tuple[int, str] | None:
     headers = datastructures.Headers(scope=scope)
-    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    hosts = headers.getlist("host")
+    origins = headers.getlist("origin")
     host = ",".join(hosts).lower()
     # Browsers always send one; health checks in HTTP/1.0 need not.
     if (hosts or scope["http_version"] != "1.0") and not self._is_own(host):
-      return 421, _foreign("Host", host, _name(host))
+      return 421, _foreign_sentence("Host", host, _host_name(host))
     for origin in origins:
       page = origin.lower().partition("://")[2]
-      if (not page or page != host) and _name(page) not in self._given:
-        return 403, _foreign("Origin", origin, _name(page))
+      name = _host_name(page)
+      if (not page or page != host) and name not in self._given_names:
+        return 403, _foreign_sentence("Origin", origin, name)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     by_page = origins or "site" in headers.get("sec-fetch-site", "").lower()
     if by_page and scope["method"] == "POST" and kind != "application/json":
@@ -273,21 +280,21 @@ class OwnPages:
     return None
 
   def _is_own(self, host: str) -> bool:
-    name = _name(host)
+    name = _host_name(host)
     is_outer = "." not in name or name.replace(".", "").isdigit()
-    known = name in self._own or is_loopback(name)
-    return bool(name) and (known or self._outside and is_outer)
+    is_own_name = name in self._own_names or is_loopback(name)
+    return bool(name) and (is_own_name or self._is_reachable and is_outer)
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
   """Returns the name or address in a Host header, "" if it has none."""
-  found = _HOST.fullmatch(host.lower())
-  return found[1] or found[2].removesuffix(".") if found else ""
+  match = _HOST.fullmatch(host.lower())
+  return match[1] or match[2].removesuffix(".") if match else ""
 
 
-def _foreign(header: str, found: str, name: str) -> str:
+def _foreign_sentence(header: str, value: str, name: str) -> str:
   return (
-    f"{header}: found {found[:80]!r}, expected an address of this service. If "
+    f"{header}: found {value[:80]!r}, expected an address of this service. If "
     f"it is one, start the service with --hosts={name or 'NAME'}."
   )
 
@@ -301,9 +308,9 @@ async def body(
   read, and a close with unread bytes destroys the answer.
 
   Args:
-    request: whose body has not been read.
+    request: a request whose body has not been read.
     limit: bytes that a body may have.
-    seconds: in which it is due.
+    seconds: time in which the body has to arrive.
 
   Raises:
     HTTPException: 413 beyond `limit` bytes, 408 after `seconds`, 499 if the
@@ -321,11 +328,11 @@ async def body(
   size = 0
   try:
     async with asyncio.timeout(seconds):
-      async for part in request.stream():
-        size += len(part)
+      async for chunk in request.stream():
+        size += len(chunk)
         if size <= limit:
-          content += part
-        elif size > _DROPPED:
+          content += chunk
+        elif size > _DRAINED_BYTES:
           raise too_large
   except TimeoutError as error:
     raise exceptions.HTTPException(
@@ -343,7 +350,8 @@ async def unless_gone(
 ) -> T:
   """Returns the result of `work`, which is cancelled if the client leaves.
 
-  Call it after the body was read. Raises HTTPException 499 then.
+  Call it after the body was read. If the client leaves, it raises HTTPException
+  499.
   """
 
   async def departed() -> None:
@@ -363,33 +371,38 @@ async def unless_gone(
     gone.cancel()
 
 
-def room(wanted: int) -> tuple[int, int]:
+def connection_limit(wanted_connections: int) -> tuple[int, int]:
   """Returns how many connections this process can hold, and its file limit.
 
-  The number is at most `wanted`. The soft limit (`ulimit -n`) is raised as far
-  as needed and allowed. Raises ValueError if fewer than 8 connections are
-  possible.
+  The number is at most `wanted_connections`. The soft limit (`ulimit -n`) is
+  raised as far as needed and allowed.
+
+  Raises:
+    ValueError: fewer than 8 connections are possible.
   """
-  used = len(os.listdir("/dev/fd")) + _SPARE
+  used_files = len(os.listdir("/dev/fd")) + _SPARE_FILES
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  most = used + wanted
-  limit = max(soft, most if hard == resource.RLIM_INFINITY else min(hard, most))
+  needed_files = used_files + wanted_connections
+  allowed_files = needed_files
+  if hard != resource.RLIM_INFINITY:
+    allowed_files = min(hard, needed_files)
+  limit = max(soft, allowed_files)
   if limit != soft:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-  if limit - used < _FEWEST:
+  if limit - used_files < _FEWEST_CONNECTIONS:
     raise ValueError(
-      f"This process may open {limit} files and uses {used} of them, which "
-      f"leaves {max(limit - used, 0)} connections; expected {_FEWEST} or more. "
-      "Raise the limit (ulimit -n 4096)."
+      f"This process may open {limit} files and uses {used_files} of them, "
+      f"which leaves {max(limit - used_files, 0)} connections; expected "
+      f"{_FEWEST_CONNECTIONS} or more. Raise the limit (ulimit -n 4096)."
     )
-  return min(wanted, limit - used), limit
+  return min(wanted_connections, limit - used_files), limit
 
 
 def serve(
   app: Any,
   service: Any,
   *,
-  named: str,
+  title: str,
   port: int,
   connections: int,
   headers: float,
@@ -400,45 +413,49 @@ def serve(
   hosts: Sequence[str] = (),
   path: str = "",
 ) -> None:
-  """Serves until a signal arrives; see the module.
+  """Serves an app until a signal arrives; see the module.
 
   Args:
     app: the ASGI app.
-    service: what it serves: `drain(seconds)` refuses new requests from now on
-      and ends within `seconds`, or, if clients keep streams open, returns what
-      waits for the requests under way; `on_closed(reason)` counts a connection
-      that was closed early; `locked` says whether every client needs a key.
-    named: what the first line of output says is served.
-    host, port: the address to listen at; port 0 takes any free port.
-    connections: the most at a time; fewer if the process may open fewer files.
-    headers, request: seconds, see `Guard`.
-    signals: `launch.stopping.heard`.
+    service: the service behind the app: `drain(seconds)` refuses new requests
+      from now on and ends within `seconds`, or, if clients keep streams open,
+      returns an awaitable for the requests under way; `on_closed(reason)`
+      counts a connection that was closed early; `locked` says whether every
+      client needs a key.
+    title: noun phrase for what is served, for the first line of output.
+    port: TCP port to listen at; 0 takes any free one.
+    connections: limit on the connections at a time; it is lower if the process
+      may open fewer files.
+    headers: seconds for the headers of a request, see `Guard`.
+    request: seconds for the rest of a request, see `Guard`.
+    signals: `launch.stopping.on_signals`.
+    host: address to listen at.
     grace: seconds for requests that are open when the server stops.
     hosts: further names of the server, see `OwnPages`.
-    path: of the service, in the address that the output names.
+    path: path of the service, in the address that the output names.
 
   Raises:
-    ValueError: the server cannot listen at the address, a name cannot be one,
-      or the limit of open files of this process is too low.
+    ValueError: the server cannot listen at the address, one of `hosts` cannot
+      be the name of a server, or this process may open too few files.
   """
-  most, descriptors = room(connections)
+  max_connections, descriptors = connection_limit(connections)
   guard = Guard(
-    most=most,
+    max_connections=max_connections,
     headers=headers,
-    request=request + _READING,
+    request=request + _READ_SECONDS,
     on_closed=service.on_closed,
   )
   config = uvicorn.Config(
     app if service.locked else OwnPages(app, host, hosts),
     http=guard.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
     ws="none",
-    backlog=_ACCEPTED,
+    backlog=_ACCEPT_BATCH,
     log_config=None,
     access_log=False,
     server_header=False,
-    timeout_keep_alive=_KEEP_ALIVE,
+    timeout_keep_alive=_KEEP_ALIVE_SECONDS,
   )
-  with listening(host, port) as opened:
+  with listening(host, port) as listener:
     # Without this a full collection visits all that was loaded: with a policy
     # it takes a fifth of a second, in which nobody is answered. See
     # https://docs.python.org/3/library/gc.html#gc.freeze
@@ -449,10 +466,10 @@ def serve(
       service,
       grace=grace,
       signals=signals,
-      greeting=f"serving {named} at {address(opened)}{path}\n"
-      f"at most {most} connections at a time; the process may open "
+      greeting=f"serving {title} at {address(listener)}{path}\n"
+      f"at most {max_connections} connections at a time; the process may open "
       f"{descriptors} files (ulimit -n)",
-    ).run(sockets=[opened])
+    ).run(sockets=[listener])
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -470,9 +487,9 @@ def listening(host: str, port: int) -> socket.socket:
     ) from error
 
 
-def address(opened: socket.socket) -> str:
+def address(listener: socket.socket) -> str:
   """Returns the URL of a listening socket."""
-  host, port, *_ = opened.getsockname()
+  host, port, *_ = listener.getsockname()
   return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -14,8 +14,14 @@ from anysearch_jax.host import disk
 def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
   """Returns the JSON object, or the list, in a file.
 
-  If `missing` is not None, it stands for a file that does not exist. Raises
-  ValueError, which names the file, if it contains something else.
+  Args:
+    path: path of the file.
+    kind: type of the value: `dict` or `list`.
+    missing: returned if the file does not exist; None: that is an error.
+
+  Raises:
+    ValueError: the file contains something else; the message names it.
+    OSError: the file cannot be read.
   """
   if missing is not None and not path.is_file():
     return missing
@@ -39,7 +45,7 @@ def sha256(values: Any) -> str:
 
 
 def text(values: Mapping[str, Any]) -> str:
-  """Returns the contents of the file that `write` writes."""
+  """Returns the text that `write` writes for these values."""
   return json.dumps(values, indent=2) + "\n"
 
 

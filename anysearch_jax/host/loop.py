@@ -22,16 +22,16 @@ T = TypeVar("T")
 Q = TypeVar("Q")
 P = ParamSpec("P")
 
-# Seconds that cancelled work has for its clean-up.
-_PATIENCE = 30.0
+# Seconds that cancelled work has for its clean-up; then it is abandoned.
+_CLEANUP_SECONDS = 30.0
 
 
 class Scope:
   """Work of one owner, who can stop all of it. Thread-safe.
 
   Args:
-    stopped: returns the error that new work raises after `stop`, and that the
-      results of work raise that `stop` ended.
+    stopped: returns an error: the one that new work raises after `stop`, and
+      the one that the result of work raises if `stop` ended it.
   """
 
   def __init__(self, stopped: Callable[[], BaseException]):
@@ -63,7 +63,7 @@ class Work(concurrent.futures.Future, Generic[T]):
     self, coroutine: Coroutine[Any, Any, T], scope: Scope | None = None
   ):
     super().__init__()
-    self._loop = _started().loop
+    self._loop = _loop_thread().loop
     self._task: asyncio.Task[T] | None = None
     self._scope = scope or Scope(asyncio.CancelledError)
     with self._scope.lock:
@@ -81,12 +81,12 @@ class Work(concurrent.futures.Future, Generic[T]):
     return not self.done()
 
   def wait(self) -> T:
-    """Returns the result; what interrupts this thread cancels the coroutine."""
+    """Returns the result; an interrupt of this thread cancels the coroutine."""
     try:
       return self.result()
     except BaseException:
       if self.cancel():
-        concurrent.futures.wait([self], _PATIENCE)
+        concurrent.futures.wait([self], _CLEANUP_SECONDS)
       raise
 
   def _begin(self, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -133,7 +133,7 @@ _lock = threading.Lock()
 _thread: _Thread | None = None
 
 
-def _started() -> _Thread:
+def _loop_thread() -> _Thread:
   """Returns the thread; a forked process has lost that of its parent."""
   global _thread
   with _lock:
@@ -145,10 +145,13 @@ def _started() -> _Thread:
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
   """Runs a coroutine in the loop and returns its result.
 
-  What interrupts the waiting thread, such as Ctrl-C, cancels the coroutine; it
-  is raised after the coroutine's clean-up. Raises RuntimeError in the loop.
+  An interrupt of the waiting thread, such as Ctrl-C, cancels the coroutine, and
+  is raised after the coroutine's clean-up.
+
+  Raises:
+    RuntimeError: the caller is in the loop, which would wait for itself.
   """
-  if is_here():
+  if is_loop_thread():
     coroutine.close()
     raise RuntimeError(
       "Found a call in the event loop that would wait for the loop itself; "
@@ -159,7 +162,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 async def wait(coroutine: Coroutine[Any, Any, T]) -> T:
   """Awaits a coroutine of the loop, here or in any other event loop."""
-  if is_here():
+  if is_loop_thread():
     return await coroutine
   return await asyncio.wrap_future(Work(coroutine))
 
@@ -176,24 +179,24 @@ def inside(
   return run
 
 
-def putting(items: asyncio.Queue[Q]) -> Callable[[Q], None]:
-  """Returns what adds to a queue of the running event loop, in any thread."""
-  mine = asyncio.get_running_loop()
+def thread_safe_put(items: asyncio.Queue[Q]) -> Callable[[Q], None]:
+  """Returns a thread-safe function that adds to a queue of the running loop."""
+  reader_loop = asyncio.get_running_loop()
 
   def put(item: Q) -> None:
     with contextlib.suppress(RuntimeError):  # The reader's loop is closed.
-      mine.call_soon_threadsafe(items.put_nowait, item)
+      reader_loop.call_soon_threadsafe(items.put_nowait, item)
 
   return put
 
 
-def ended(works: Iterable[Work]) -> None:
+def wait_for_cleanup(works: Iterable[Work]) -> None:
   """Waits for the clean-up of cancelled work, at most 30 seconds."""
-  if not is_here():
-    concurrent.futures.wait(works, _PATIENCE)
+  if not is_loop_thread():
+    concurrent.futures.wait(works, _CLEANUP_SECONDS)
 
 
-def is_here() -> bool:
+def is_loop_thread() -> bool:
   """Returns whether the calling thread is that of the loop."""
   return threading.current_thread() is _thread
 
@@ -207,7 +210,7 @@ def _end_all() -> None:
     for task in others:
       task.cancel()
     if others:
-      await asyncio.wait(others, timeout=_PATIENCE)
+      await asyncio.wait(others, timeout=_CLEANUP_SECONDS)
 
   if _thread is not None and _thread.process == os.getpid():
-    concurrent.futures.wait([Work(cancel_others())], _PATIENCE)
+    concurrent.futures.wait([Work(cancel_others())], _CLEANUP_SECONDS)

@@ -27,11 +27,11 @@ class OpenAIEndpoint:
   https://platform.openai.com/docs/api-reference/completions
 
   Args:
-    url: of the server's interface (`http://host:8000/v1`), with or without
-      `route`.
+    url: address of the server's interface (`http://host:8000/v1`), with or
+      without `route`.
     route: such as `/completions`.
     key_variable: environment variable with the key; "": no key.
-    deadline: seconds of a call, with its retries.
+    deadline: seconds that a call may take, with its retries.
     concurrency: limit on concurrent calls.
 
   Attributes:
@@ -50,7 +50,7 @@ class OpenAIEndpoint:
     deadline: float,
     concurrency: int = 1,
   ):
-    what = route[1:].replace("/", " ")
+    route_name = route[1:].replace("/", " ")
     self.url, self._caller = http_calls.at_address(
       url,
       route,
@@ -58,8 +58,8 @@ class OpenAIEndpoint:
       key_variable=key_variable,
       patience=http_calls.Patience(deadline=deadline, concurrency=concurrency),
       # A model's server may fail for a moment.
-      again=(500, *http_calls.BUSY),
-      advice=f"Does a server with OpenAI's {what} run there?",
+      retried_statuses=(500, *http_calls.BUSY),
+      advice=f"Does a server with OpenAI's {route_name} run there?",
       proxies=True,
     )
     self._models = f"{self.url.removesuffix(route)}/models"
@@ -100,10 +100,11 @@ class OpenAIEndpoint:
     """Makes a call, with retries.
 
     Args:
-      request: the body.
-      read: returns what the caller wants of the first choice; None, KeyError
-        or TypeError if it is not there.
-      expected: what `read` looks for, for the error message.
+      request: body of the request.
+      read: returns the part of the first choice that the caller needs; None,
+        KeyError or TypeError if the choice lacks it.
+      expected: noun phrase for the value that `read` returns, for the error
+        message.
       tell: called with the message so far if the server streams it, which the
         request asks for; after a broken connection it begins anew.
 
@@ -113,16 +114,16 @@ class OpenAIEndpoint:
 
     def parsed(value: Any) -> tuple[T, Usage]:
       try:
-        found = read(value["choices"][0])
+        content = read(value["choices"][0])
       except (KeyError, IndexError, TypeError, AttributeError):
-        found = None
-      if found is None:
+        content = None
+      if content is None:
         raise self._caller.unexpected(self.url, value, expected)
       usage = value.get("usage")
       usage = usage if isinstance(usage, Mapping) else {}
-      counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
-      return found, Usage(
-        *(n if type(n) is int and n > 0 else 0 for n in counts)
+      return content, Usage(
+        prompt=_token_count(usage.get("prompt_tokens")),
+        completion=_token_count(usage.get("completion_tokens")),
       )
 
     return await self._caller.ask(
@@ -130,11 +131,16 @@ class OpenAIEndpoint:
       self.url,
       content=http_calls.body(request),
       read=parsed,
-      joined=functools.partial(_Joined, tell) if tell else None,
+      stream_joiner=functools.partial(_StreamJoiner, tell) if tell else None,
     )
 
 
-class _Joined:
+def _token_count(value: object) -> int:
+  """Returns a server's count of tokens; 0 for anything but a positive int."""
+  return value if type(value) is int and value > 0 else 0
+
+
+class _StreamJoiner:
   """Joins the chunks of a chat completion, see `Caller.ask`.
 
   https://platform.openai.com/docs/api-reference/chat-streaming
@@ -144,7 +150,8 @@ class _Joined:
   """
 
   def __init__(self, tell: Callable[[Mapping[str, Any]], None]):
-    self._tell, self._rest = tell, b""
+    self._tell = tell
+    self._rest = b""  # The begun line at the end of the bytes so far.
     self._message: dict[str, Any] = {}
     self._calls: dict[int, dict[str, Any]] = {}
     self._last: Mapping[str, Any] | None = None  # The choice that ends it.
@@ -178,8 +185,8 @@ class _Joined:
             for call in value or ():
               self._add_call(call)
           elif isinstance(value, str):
-            before = self._message.get(name, "") if name != "role" else ""
-            self._message[name] = before + value
+            text_so_far = self._message.get(name, "") if name != "role" else ""
+            self._message[name] = text_so_far + value
         if choice.get("finish_reason"):
           self._last = choice
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -189,8 +196,8 @@ class _Joined:
   def _add_call(self, part: Mapping[str, Any]) -> None:
     """Adds a part of a call of a tool; servers may leave out its index."""
     index = part.get("index")
-    place = len(self._calls) if index is None else index
-    call = self._calls.setdefault(place, {"function": {}})
+    position = len(self._calls) if index is None else index
+    call = self._calls.setdefault(position, {"function": {}})
     call |= {k: v for k, v in part.items() if k == "id" and v}
     for name, text in (part.get("function") or {}).items():
       if isinstance(text, str):

@@ -31,9 +31,11 @@ def expected() -> str:
   JAX is not imported, because what depends on the answer is set before JAX
   starts. If a plug-in fails to load, JAX computes on the CPU all the same.
   """
-  named = os.environ.get("JAX_PLATFORMS", "").partition(",")[0].strip()
-  if named:
-    return "cuda" if named == "gpu" else named
+  requested_platform = (
+    os.environ.get("JAX_PLATFORMS", "").partition(",")[0].strip()
+  )
+  if requested_platform:
+    return "cuda" if requested_platform == "gpu" else requested_platform
   for platform in _PLUGINS:
     hidden = os.environ.get(_VISIBLE[platform], "0") in ("", "-1")
     if plugins(platform) and not hidden and has_device(platform):

@@ -52,9 +52,11 @@ def load(
 
   Args:
     name: `module:NAME`, or `path/to/file.py:NAME`.
-    setting: what names it, for sentences, such as `reward.function`.
-    expected: what the value has to be, such as `a function (outcomes, config)`.
-    fits: returns whether a value is that.
+    setting: the setting that names the value, such as `reward.function`, for
+      sentences.
+    expected: noun phrase for valid values, such as `a function (outcomes,
+      config)`, for sentences.
+    fits: returns whether a value is valid.
 
   Raises:
     PluginError: the name is malformed, the file, module or value does not
@@ -90,7 +92,7 @@ def load(
 def run_file(path: str | os.PathLike[str]) -> types.ModuleType:
   """Runs a Python file as a module; its errors, and OSError, pass through."""
   path = os.path.abspath(path)
-  return _run(path, pathlib.Path(path).read_bytes())
+  return _run_source(path, pathlib.Path(path).read_bytes())
 
 
 @contextlib.contextmanager
@@ -98,16 +100,21 @@ def as_sentence(
   name: str,
   path: str | os.PathLike[str] = "",
   *,
-  kept: tuple[type[Exception], ...] = (),
+  reraised: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-  """Converts errors of the user's code to PluginError, but not those `kept`.
+  """Converts errors of the user's code in the `with` block to PluginError.
 
-  The sentence begins with `name` and names the last line of the file `path` in
-  the traceback.
+  Args:
+    name: begins the sentence: the setting and its value.
+    path: the user's file; the sentence names its last line in the traceback.
+    reraised: classes of errors that pass through unchanged.
+
+  Raises:
+    PluginError: the code raised.
   """
   try:
     yield
-  except kept:
+  except reraised:
     raise
   except Exception as error:  # User code may raise any error.
     line = next(
@@ -129,21 +136,21 @@ def _module(source: str) -> tuple[types.ModuleType, pathlib.Path, str]:
   if source.endswith(".py"):
     path = pathlib.Path(source)
     text = path.read_bytes()
-    return _run(source, text), path, hashlib.sha256(text).hexdigest()
+    return _run_source(source, text), path, hashlib.sha256(text).hexdigest()
   module = importlib.import_module(source)
   path = pathlib.Path(str(module.__file__))
   return module, path, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _run(path: str, text: bytes) -> types.ModuleType:
+def _run_source(path: str, text: bytes) -> types.ModuleType:
   """Runs the text that was hashed, without Python's bytecode of earlier runs.
 
   That may be stale: it is reused if the source has the same size and, in
   seconds, the same modification time.
   """
   name = f"own_{hashlib.sha256(path.encode() + text).hexdigest()[:16]}"
-  if (beside := str(_root(pathlib.Path(path)))) not in sys.path:
-    sys.path.append(beside)
+  if (import_root := str(_import_root(pathlib.Path(path)))) not in sys.path:
+    sys.path.append(import_root)
   module = types.ModuleType(name)
   module.__file__ = path
   sys.modules[name] = module  # Dataclasses look their module up there.
@@ -151,7 +158,7 @@ def _run(path: str, text: bytes) -> types.ModuleType:
   return module
 
 
-def _root(path: pathlib.Path) -> pathlib.Path:
+def _import_root(path: pathlib.Path) -> pathlib.Path:
   """Returns the folder from which a file can import its neighbours.
 
   It is the file's own or, in a package, the one above the package.

@@ -28,12 +28,12 @@ from jax.experimental import multihost_utils
 
 T = TypeVar("T")
 
-_PIECE = 1 << 22  # Limit on the bytes of each process in one exchange.
+_PIECE_BYTES = 1 << 22  # Limit on the bytes of each process in one exchange.
 # The only key of the JSON object that replaces an array; its value is the
 # array's number.
-_ARRAY = "\0array"
+_ARRAY_KEY = "\0array"
 # Packages whose errors are raised again with their own class.
-_KNOWN = ("builtins", "anysearch_jax")
+_KNOWN_PACKAGES = ("builtins", "anysearch_jax")
 _thread = threading.local()  # `alone`: whether the thread is inside of it.
 
 
@@ -43,12 +43,12 @@ def alone() -> Iterator[None]:
 
   No call of this module is then a collective.
   """
-  before = _is_alone()
+  was_alone = _is_alone()
   _thread.alone = True
   try:
     yield
   finally:
-    _thread.alone = before
+    _thread.alone = was_alone
 
 
 def _is_alone() -> bool:
@@ -84,16 +84,16 @@ def all_gather(make: Callable[[], T]) -> list[T]:
   """
   if count() == 1:
     return [make()]
-  own: Exception | None = None
+  own_error: Exception | None = None
   try:
-    mine = encode(make())
+    content = encode(make())
   except Exception as error:  # Raised below, after the exchange.
-    own = error
-    mine = encode(None, own)
-  outcomes = [decode(content) for content in _gather(mine)]
-  for process, (_, described) in enumerate(outcomes):
-    if described is not None:
-      failure = own or error_of(described)
+    own_error = error
+    content = encode(None, own_error)
+  outcomes = [decode(process_content) for process_content in _gather(content)]
+  for process, (_, description) in enumerate(outcomes):
+    if description is not None:
+      failure = own_error or rebuild_error(description)
       failure.add_note(f"Raised in process {process} of {len(outcomes)}.")
       raise failure
   return [value for value, _ in outcomes]
@@ -130,9 +130,9 @@ def barrier_call(make: Callable[[], T]) -> T:
 
   The result itself is not shared and may be any object.
   """
-  made: list[T] = []
-  all_gather(lambda: made.append(make()))
-  return made[0]
+  results: list[T] = []
+  all_gather(lambda: results.append(make()))
+  return results[0]
 
 
 def to_replicated(x: jax.Array) -> jax.Array:
@@ -157,17 +157,17 @@ def encode(value: Any, error: Exception | None = None) -> bytes:
   """Encodes a value and an error: JSON, then the value's arrays."""
   arrays: list[np.ndarray] = []
 
-  def aside(x: Any) -> dict[str, int]:
+  def set_aside(x: Any) -> dict[str, int]:
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
       raise TypeError(
         f"Found {type(x).__name__}, expected JSON values and NumPy arrays of "
         "numbers; nothing else is shared between processes."
       )
     arrays.append(x)
-    return {_ARRAY: len(arrays) - 1}
+    return {_ARRAY_KEY: len(arrays) - 1}
 
-  told = None if error is None else _told(error)
-  text = json.dumps([value, told], default=aside).encode()
+  description = None if error is None else _describe_error(error)
+  text = json.dumps([value, description], default=set_aside).encode()
   file = io.BytesIO()
   for array in (np.frombuffer(text, np.uint8), *arrays):
     np.save(file, array, allow_pickle=False)
@@ -176,18 +176,21 @@ def encode(value: Any, error: Exception | None = None) -> bytes:
 
 def decode(content: bytes) -> tuple[Any, dict[str, Any] | None]:
   """Returns the value and the description of the error; see `encode`."""
-  file, found = io.BytesIO(content), []
+  file = io.BytesIO(content)
+  parts = []
   while file.tell() < len(content):
-    found.append(np.load(file, allow_pickle=False))
-  text, *arrays = found
-  value, told = json.loads(
+    parts.append(np.load(file, allow_pickle=False))
+  text, *arrays = parts
+  value, description = json.loads(
     text.tobytes(),
-    object_hook=lambda x: arrays[x[_ARRAY]] if x.keys() == {_ARRAY} else x,
+    object_hook=lambda x: (
+      arrays[x[_ARRAY_KEY]] if x.keys() == {_ARRAY_KEY} else x
+    ),
   )
-  return value, told
+  return value, description
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _describe_error(error: Exception) -> dict[str, Any]:
   """Describes an error: the names of its classes, and its message."""
   classes = type(error).__mro__
   return {
@@ -199,23 +202,26 @@ def _told(error: Exception) -> dict[str, Any]:
   }
 
 
-def error_of(described: Mapping[str, Any]) -> Exception:
+def rebuild_error(description: Mapping[str, Any]) -> Exception:
   """Rebuilds a received error, or its nearest known base with its message."""
-  classes, text = described["classes"], described["text"]
-  said = f"{classes[0][1] if classes else 'Exception'}: {text}"
+  classes = description["classes"]
+  text = description["text"]
+  sentence = f"{classes[0][1] if classes else 'Exception'}: {text}"
   for i, (module, name) in enumerate(classes):
     # Nothing is imported, so a message cannot load code; this process runs the
     # same program and has the module already.
-    found: object = getattr(sys.modules.get(module), name, None)
-    if module.partition(".")[0] not in _KNOWN:
+    error_class: object = getattr(sys.modules.get(module), name, None)
+    if module.partition(".")[0] not in _KNOWN_PACKAGES:
       continue
-    if not (isinstance(found, type) and issubclass(found, Exception)):
+    if not (
+      isinstance(error_class, type) and issubclass(error_class, Exception)
+    ):
       continue
     try:
-      return found(said if i else text)
+      return error_class(sentence if i else text)
     except Exception:  # Its constructor takes other arguments.
       continue
-  return RuntimeError(said)
+  return RuntimeError(sentence)
 
 
 def _gather(content: bytes) -> list[bytes]:
@@ -240,9 +246,9 @@ def _pieces(content: bytes, length: int) -> np.ndarray:
   """Returns bytes in rows, padded to hold `length` bytes.
 
   JAX compiles a program for each shape that is exchanged. The size of a piece
-  is a power of two up to `_PIECE`, so only a few programs are compiled.
+  is a power of two up to `_PIECE_BYTES`, so only a few programs are compiled.
   """
-  size = min(_PIECE, 1 << (length - 1).bit_length())
+  size = min(_PIECE_BYTES, 1 << (length - 1).bit_length())
   padded = np.zeros(-(-length // size) * size, np.uint8)
   padded[: len(content)] = np.frombuffer(content, np.uint8)
   return padded.reshape(-1, size)

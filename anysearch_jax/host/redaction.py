@@ -18,15 +18,15 @@ import urllib.request
 import httpx2
 
 # A text with this many consecutive characters of a key is not shown.
-_RUN = 8
+_RUN_CHARACTERS = 8
 # Keys shorter than this may be words of a passage, so `scrub` keeps them.
-_SCRUBBED = 16
+_SCRUBBED_CHARACTERS = 16
 # A quote is taken from this many first characters of a text.
-_WINDOW = 4096
+_QUOTED_CHARACTERS = 4096
 _HIDDEN = "(a text with a part of the key, which is not shown)"
 # One character in JSON or Python, escaped once or more.
-_CODE = re.compile(r"\\+(?:u00|x)([0-9a-f]{2})", re.IGNORECASE)
-_DECODINGS = 4
+_ESCAPE = re.compile(r"\\+(?:u00|x)([0-9a-f]{2})", re.IGNORECASE)
+_DECODING_ROUNDS = 4
 # Ignores letter case, and maps the URL-safe alphabet of base64 to the standard.
 _FOLD = str.maketrans(
   "ABCDEFGHIJKLMNOPQRSTUVWXYZ-_", "abcdefghijklmnopqrstuvwxyz+/"
@@ -41,11 +41,11 @@ class Redactor:
   def __init__(self, *secrets: str):
     self._literals = {s: _spellings(s) for s in secrets if s}
     self._runs = {
-      reading[i : i + _RUN]
+      reading[i : i + _RUN_CHARACTERS]
       for spellings in self._literals.values()
       for spelling in spellings
-      for reading in _readings(spelling) - {""}
-      for i in range(max(1, len(reading) - _RUN + 1))
+      for reading in _decodings(spelling) - {""}
+      for i in range(max(1, len(reading) - _RUN_CHARACTERS + 1))
     }
 
   def __call__(self, text: str) -> str:
@@ -57,25 +57,22 @@ class Redactor:
     for spellings in self._literals.values():
       for spelling in spellings:
         text = text.replace(spelling, "...")
-    readings = _readings(text) if self._runs else ()
+    readings = _decodings(text) if self._runs else ()
     if any(run in reading for reading in readings for run in self._runs):
       return _HIDDEN
     return text
 
-  def quote(self, value: object, most: int) -> str:
-    """Returns text, bytes or a value's `repr`, redacted, then cut to `most`.
+  def quote(self, value: object, length: int) -> str:
+    """Returns text, bytes or a value's `repr`, redacted, then cut to `length`.
 
     It is one line. U+FFFD replaces what could steer a terminal, and halves of
     surrogate pairs.
     """
     if isinstance(value, bytes):
-      value = value[: 4 * _WINDOW].decode(errors="replace")
+      value = value[: 4 * _QUOTED_CHARACTERS].decode(errors="replace")
     text = value if isinstance(value, str) else repr(value)
-    text = "".join(
-      each if each.isprintable() else " " if each.isspace() else "\ufffd"
-      for each in text[:_WINDOW]
-    )
-    return self(text)[:most]
+    text = "".join(map(_printable, text[:_QUOTED_CHARACTERS]))
+    return self(text)[:length]
 
   def scrub(self, data: bytes) -> bytes:
     """Returns an answer's bytes without whole keys of 16 characters or more.
@@ -84,21 +81,27 @@ class Redactor:
     are kept.
     """
     for secret, spellings in self._literals.items():
-      for spelling in spellings if len(secret) >= _SCRUBBED else ():
+      for spelling in spellings if len(secret) >= _SCRUBBED_CHARACTERS else ():
         data = data.replace(spelling.encode(), b"...")
     return data
 
 
+def _printable(character: str) -> str:
+  if character.isprintable():
+    return character
+  return " " if character.isspace() else "\ufffd"
+
+
 def proxy_passwords() -> list[str]:
   """Returns the passwords of the environment's proxies (HTTPS_PROXY)."""
-  found = []
+  passwords = []
   for url in urllib.request.getproxies().values():
     try:
       password = urllib.parse.urlsplit(url).password
     except ValueError:
       continue
-    found += [password, urllib.parse.unquote(password)] if password else []
-  return found
+    passwords += [password, urllib.parse.unquote(password)] if password else []
+  return passwords
 
 
 def is_address(url: str) -> bool:
@@ -128,30 +131,32 @@ def check_variable(name: str, field: str) -> None:
 
 
 def _spellings(secret: str) -> list[str]:
-  """Returns how services write a key; those with base64 at all alignments."""
+  """Returns the forms in which services write a key, base64 at any offset."""
   raw = secret.encode()
-  found = [secret, urllib.parse.quote(secret, safe=""), html.escape(secret)]
-  found += [json.dumps(secret)[1:-1], raw.hex()]
+  spellings = [secret, urllib.parse.quote(secret, safe=""), html.escape(secret)]
+  spellings += [json.dumps(secret)[1:-1], raw.hex()]
   # base64 encodes groups of 3 bytes, so a key has 3 spellings within a text.
-  for before in range(3):
-    text = base64.b64encode(b"\0" * before + raw).decode().rstrip("=")
+  for offset in range(3):
+    text = base64.b64encode(b"\0" * offset + raw).decode().rstrip("=")
     # The first and last characters also encode the bytes next to the key.
-    last = len(text) - ((before + len(raw)) % 3 > 0)
-    core = text[(0, 2, 3)[before] : last]
-    if len(core) >= _RUN:
-      found += [core, core.translate(str.maketrans("+/", "-_"))]
-  return list(dict.fromkeys(found))
+    end = len(text)
+    if (offset + len(raw)) % 3:
+      end -= 1
+    core = text[(0, 2, 3)[offset] : end]
+    if len(core) >= _RUN_CHARACTERS:
+      spellings += [core, core.translate(str.maketrans("+/", "-_"))]
+  return list(dict.fromkeys(spellings))
 
 
-def _readings(text: str) -> set[str]:
-  """Returns what a text says if URL, HTML and codes are decoded up to 3 times.
+def _decodings(text: str) -> set[str]:
+  """Returns a text's readings, with URL, HTML and codes decoded 0 to 3 times.
 
   Letter case, white space and backslashes, which may occur anywhere, are
   ignored.
   """
-  found = set()
-  for _ in range(_DECODINGS):
-    found.add("".join(text.split()).replace("\\", "").translate(_FOLD))
-    text = _CODE.sub(lambda match: chr(int(match[1], 16)), text)
+  readings = set()
+  for _ in range(_DECODING_ROUNDS):
+    readings.add("".join(text.split()).replace("\\", "").translate(_FOLD))
+    text = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
     text = html.unescape(urllib.parse.unquote(text))
-  return found
+  return readings

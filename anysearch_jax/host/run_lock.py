@@ -19,8 +19,8 @@ from absl import logging
 
 NAME = "run.lock"
 # Errors of file systems that have no locks.
-_UNABLE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_POLL = 0.2  # Seconds between attempts.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_POLL_SECONDS = 0.2
 
 
 class HeldError(ValueError):
@@ -35,7 +35,7 @@ def hold(path: str | pathlib.Path, *, patience: float = 0.0) -> Iterator[None]:
   warns and continues without a lock.
 
   Args:
-    path: of the lock file.
+    path: path of the lock file.
     patience: seconds to wait for another process that holds the lock.
 
   Raises:
@@ -48,7 +48,7 @@ def hold(path: str | pathlib.Path, *, patience: float = 0.0) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     _acquire(lock, path, patience)
   except OSError as error:
-    if error.errno not in _UNABLE:
+    if error.errno not in _NO_LOCKS:
       raise ValueError(
         f"{path}: {error.strerror}; expected a folder that this process may "
         "write to. Name another --output, or give it the right to."
@@ -75,7 +75,7 @@ def hold(path: str | pathlib.Path, *, patience: float = 0.0) -> Iterator[None]:
     lock.release()
 
 
-def beside(folder: str | pathlib.Path) -> pathlib.Path:
+def path_beside(folder: str | pathlib.Path) -> pathlib.Path:
   """Returns the lock file of a folder that is written aside and then renamed.
 
   The lock is beside such a folder, because the folder cannot contain it.
@@ -93,24 +93,27 @@ def holder(path: str | pathlib.Path) -> str:
         with _lock_of(path).acquire(timeout=0):
           return ""
       except filelock.Timeout:
-        return _name_in(path) or "a process that did not say which"
+        return _holder_name(path) or "a process that did not say which"
   return ""
 
 
 def _lock_of(path: pathlib.Path) -> filelock.BaseFileLock:
   return filelock.FileLock(
-    path, poll_interval=_POLL, thread_local=False, fallback_to_soft=False
+    path,
+    poll_interval=_POLL_SECONDS,
+    thread_local=False,
+    fallback_to_soft=False,
   )
 
 
 def _acquire(
   lock: filelock.BaseFileLock, path: pathlib.Path, patience: float
 ) -> None:
-  """Takes the lock; says for whom it waits, once."""
+  """Takes the lock; if it has to wait, logs once for whom."""
 
-  def held() -> HeldError:
+  def held_error() -> HeldError:
     return HeldError(
-      f"{path}: found it held by {_name_in(path) or 'another process'}, "
+      f"{path}: found it held by {_holder_name(path) or 'another process'}, "
       "expected nobody else to write to this folder. Wait for that one or stop "
       "it, or name another place."
     )
@@ -119,15 +122,15 @@ def _acquire(
     lock.acquire(timeout=0)
   except filelock.Timeout:
     if not patience:
-      raise held() from None
-    logging.warning("Waiting: %s", held())
+      raise held_error() from None
+    logging.warning("Waiting: %s", held_error())
     try:
       lock.acquire(timeout=patience)
     except filelock.Timeout:
-      raise held() from None
+      raise held_error() from None
 
 
-def _name_in(path: pathlib.Path) -> str:
+def _holder_name(path: pathlib.Path) -> str:
   """Returns what the holder of a lock file wrote into it; "" if nothing."""
   with contextlib.suppress(OSError):
     return path.read_text().strip()

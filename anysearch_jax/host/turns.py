@@ -20,7 +20,9 @@ from anysearch_jax import types
 
 # Seconds of a pause that a service asks for without saying how long; the first
 # is as long as a step of the rate, if there is one, but not shorter than this.
-_SHORTEST_PAUSE, _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0, 30.0
+_SHORTEST_PAUSE = 0.1
+_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 30.0
 _INSTANT = 1e-3  # Seconds by which clocks may differ.
 # Requests arrive with other gaps than they were sent with, so a window of the
 # rate is a little longer here than where it is enforced.
@@ -35,15 +37,16 @@ class Limit:
   """A deadline: `async with` it, also several times after each other.
 
   Work that several callers share, such as a query of two episodes, has a limit
-  without seconds, which nobody enters: it has those of all callers stand still.
+  without seconds, which nobody enters: while the work waits, that limit makes
+  the limits of all callers stand still.
 
   Args:
-    seconds: of work.
-    waiting: seconds of waiting for a turn.
-    waits: for how many things it waits now, an attribute too.
+    seconds: seconds that the work may take.
+    waiting: seconds that it may wait for a turn.
+    waits: number of turns that the work waits for now, an attribute too.
 
   Attributes:
-    spent: the seconds of waiting.
+    spent: seconds that it has waited.
 
   Raises:
     TimeoutError: at the end of the block; `is_late` then says whether the work
@@ -53,9 +56,12 @@ class Limit:
   def __init__(
     self, seconds: float = math.inf, waiting: float = math.inf, *, waits=0
   ):
-    self._seconds, self._waiting, self.waits = seconds, waiting, waits
-    self._given = seconds
-    self.spent = self._since = 0.0
+    self._seconds = seconds
+    self._waiting = waiting
+    self.waits = waits
+    self._allowed_seconds = seconds
+    self.spent = 0.0
+    self._since = 0.0
     self._timeout: asyncio.Timeout | None = None
     self._callers: list[Limit] = []
 
@@ -63,36 +69,37 @@ class Limit:
     self._loop = asyncio.get_running_loop()
     self._since = time.monotonic()
     self._timeout = await asyncio.timeout(None).__aenter__()
-    self._set()
+    self._reschedule()
     self._token = _limits.set((*_limits.get(), self))
     return self
 
   async def __aexit__(self, *error) -> None:
     _limits.reset(self._token)
-    self._count()
-    timeout, self._timeout = self._timeout, None
+    self._count_elapsed()
+    timeout = self._timeout
+    self._timeout = None
     assert timeout is not None
     await timeout.__aexit__(*error)
 
   @contextlib.contextmanager
   def shared(self) -> Iterator[None]:
-    """Has the limits of the running task stand still with it, inside."""
-    mine = _limits.get()
-    self._callers += mine
-    for each in mine if self.waits else ():
-      each.wait()
+    """Makes the running task's limits stand still with this one, inside."""
+    caller_limits = _limits.get()
+    self._callers += caller_limits
+    for limit in caller_limits if self.waits else ():
+      limit.wait()
     try:
       yield
     finally:
-      for each in mine:
-        self._callers.remove(each)
+      for limit in caller_limits:
+        self._callers.remove(limit)
         if self.waits:
-          each.wait(-1)
+          limit.wait(-1)
 
   @property
   def seconds(self) -> float:
     """Seconds of work that are left."""
-    self._count()
+    self._count_elapsed()
     return self._seconds
 
   @property
@@ -101,40 +108,41 @@ class Limit:
     return self.seconds < _INSTANT
 
   def why(self) -> str:
-    """Returns a sentence that says which of the two ran out."""
+    """Returns a sentence that says which ran out, the work or the waiting."""
     if not self.is_late:
       return f"it waited {self.spent:.0f} seconds for its turn."
     waited = f", after {self.spent:.0f} in a queue" if self.spent else ""
-    return f"no answer within {self._given:g} seconds{waited}."
+    return f"no answer within {self._allowed_seconds:g} seconds{waited}."
 
   @property
-  def left(self) -> float:
+  def waiting_left(self) -> float:
     """Seconds of waiting that are left."""
-    self._count()
+    self._count_elapsed()
     return self._waiting - self.spent
 
-  def wait(self, things: int = 1) -> None:
-    """Says that the work waits for one thing more, or with -1 for one less."""
-    self._count()
-    before, self.waits = self.waits, self.waits + things
-    self._set()
-    for each in self._callers if 0 in (before, self.waits) else ():
-      each.wait(things)
+  def wait(self, change: int = 1) -> None:
+    """Notes that the work waits for one turn more, or with -1 for one less."""
+    self._count_elapsed()
+    waits_before = self.waits
+    self.waits += change
+    self._reschedule()
+    for caller in self._callers if 0 in (waits_before, self.waits) else ():
+      caller.wait(change)
 
   def waited(self, seconds: float) -> None:
-    """Says that these last seconds of work were waiting."""
+    """Counts the last `seconds` of work as waiting."""
     self._seconds += seconds
     self.spent += seconds
-    self._set()
-    for each in self._callers:
-      each.waited(seconds)
+    self._reschedule()
+    for caller in self._callers:
+      caller.waited(seconds)
 
   def end(self) -> None:
     """Ends the work now."""
     self._seconds = self._waiting = -math.inf
-    self._set()
+    self._reschedule()
 
-  def _count(self) -> None:
+  def _count_elapsed(self) -> None:
     """Counts the time since the last change as waiting or as work."""
     now = time.monotonic()
     if self.waits:
@@ -143,7 +151,7 @@ class Limit:
       self._seconds -= now - self._since
     self._since = now
 
-  def _set(self) -> None:
+  def _reschedule(self) -> None:
     """Sets the end of the work, or of the waiting, from now."""
     timeout = self._timeout  # Another thread may end the block meanwhile.
     if timeout is None or timeout.expired():
@@ -151,24 +159,24 @@ class Limit:
     if asyncio.get_running_loop() is not self._loop:
       # A search of another event loop waits in that of `host.loop`.
       with contextlib.suppress(RuntimeError):  # It was closed meanwhile.
-        self._loop.call_soon_threadsafe(self._set)
+        self._loop.call_soon_threadsafe(self._reschedule)
       return
-    left = self.left if self.waits else self.seconds
-    when = self._loop.time() + max(left, 0.0)
-    timeout.reschedule(None if left == math.inf else when)
+    seconds_left = self.waiting_left if self.waits else self.seconds
+    deadline = self._loop.time() + max(seconds_left, 0.0)
+    timeout.reschedule(None if seconds_left == math.inf else deadline)
 
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-  """Has the running task, and what it works for, wait for its turn inside."""
+  """Counts the `with` block as waiting, for the task and its callers."""
   limits = _limits.get()
-  for each in limits:
-    each.wait()
+  for limit in limits:
+    limit.wait()
   try:
     yield
   finally:
-    for each in limits:
-      each.wait(-1)
+    for limit in limits:
+      limit.wait(-1)
 
 
 def of_work(limits: tuple[Limit, ...]) -> contextvars.Context:
@@ -179,9 +187,10 @@ def of_work(limits: tuple[Limit, ...]) -> contextvars.Context:
 
 
 class BusyError(types.RetrievalError):
-  """The service works, and has no turn for a request while that may wait."""
+  """The service works, but a request got no turn while it may wait for one."""
 
-  status, why = 429, "busy"
+  status = 429
+  why = "busy"
 
 
 class Gate:
@@ -192,7 +201,7 @@ class Gate:
     rate: limit on requests in a second, which are spread evenly; 0: none.
     longest: limit on a pause, in seconds.
     counters: gets `throttled`, how often the service asked to wait, and
-      `throttled_seconds`, which it was not asked because of that.
+      `throttled_seconds`, how long it was sent nothing because of that.
   """
 
   def __init__(
@@ -202,18 +211,23 @@ class Gate:
     longest: float,
     counters: collections.Counter[str],
   ):
-    self._concurrency, self._rate, self._said = concurrency, rate, ""
+    self._concurrency = concurrency
+    self._rate = rate
+    self._refusal = ""  # What the service said when it last asked to wait.
     self._slots = asyncio.Semaphore(concurrency)
-    self._next = asyncio.Lock()  # Held by the request that goes next.
+    self._next_lock = asyncio.Lock()  # Held by the request that goes next.
     # The times of the last requests; the first and a new one are a window of
     # the rate apart.
     size = max(1, int(rate))
     self._sent = collections.deque([-math.inf] * size, maxlen=size)
-    self._step = 1 / rate if rate else 0.0
-    self._due = self._refused_at = -math.inf
+    self._interval = 1 / rate if rate else 0.0
+    self._due_time = -math.inf
+    self._refused_at = -math.inf
     # A pause is cut to the longest one, so that a later request tries again.
-    self._asked_until = self._paused_until = -math.inf
-    self._longest, self._pause = longest, 0.0
+    self._refused_until = -math.inf
+    self._paused_until = -math.inf
+    self._longest = longest
+    self._pause = 0.0
     self._counters: Any = counters
 
   @contextlib.asynccontextmanager
@@ -236,68 +250,76 @@ class Gate:
       BusyError: a pause lasts for longer than `limit` may wait.
     """
     with waiting():
-      async with self._next:
-        due = max(self._due, time.monotonic())
-        while (left := self._when() - (now := time.monotonic())) > 0:
+      async with self._next_lock:
+        due_time = max(self._due_time, time.monotonic())
+        while True:
+          now = time.monotonic()
+          seconds_left = self._next_time() - now
+          if seconds_left <= 0:
+            break
           if self._paused_until > now:
-            self._check(self._asked_until - now, limit)
-          await asyncio.sleep(left)
+            self._check(self._refused_until - now, limit)
+          await asyncio.sleep(seconds_left)
         self._sent.append(now)
         # A delay of up to one step is caught up, so that the rate is reached.
-        self._due = max(due, now - self._step) + self._step
+        self._due_time = max(due_time, now - self._interval) + self._interval
         return now
 
-  def _when(self) -> float:
+  def _next_time(self) -> float:
     """Returns when the next request may be sent."""
-    window = len(self._sent) * self._step * _MARGIN
-    return max(self._due, self._sent[0] + window, self._paused_until)
+    window = len(self._sent) * self._interval * _MARGIN
+    return max(self._due_time, self._sent[0] + window, self._paused_until)
 
   def pause(
-    self, seconds: float, *, sent: float, said: str, limit: Limit
+    self, seconds: float, *, sent: float, refusal: str, limit: Limit
   ) -> None:
     """Sends nothing for a while, because the service asks for it.
 
     Args:
-      seconds: that it asks for; 0: it does not say.
+      seconds: length of the pause that the service asks for; 0: it does not
+        say.
       sent: when the refused request was sent, as `turn` returned it.
-      said: what the service said.
-      limit: of the request.
+      refusal: what the service said.
+      limit: deadline of the request.
 
     Raises:
       BusyError: this is longer than `limit` may wait.
     """
     now = time.monotonic()
-    for each in _limits.get():
-      each.waited(now - sent)
+    for task_limit in _limits.get():
+      task_limit.waited(now - sent)
     if sent >= self._refused_at:  # Others say nothing new.
       self._refused_at = now
-      first = max(self._step or _FIRST_PAUSE, _SHORTEST_PAUSE)
+      first = max(self._interval or _FIRST_PAUSE, _SHORTEST_PAUSE)
       self._pause = min(max(2 * self._pause, first), _LONGEST_PAUSE)
-    asked = seconds or self._pause
-    until = max(self._paused_until, now + min(asked, self._longest))
+    asked_seconds = seconds or self._pause
+    until = max(self._paused_until, now + min(asked_seconds, self._longest))
     self._counters["throttled"] += 1
     self._counters["throttled_seconds"] += until - max(self._paused_until, now)
-    self._paused_until, self._said = until, said
-    self._asked_until = max(self._asked_until, now + asked)
-    self._check(asked, limit)
+    self._paused_until = until
+    self._refusal = refusal
+    self._refused_until = max(self._refused_until, now + asked_seconds)
+    self._check(asked_seconds, limit)
 
   def _check(self, seconds: float, limit: Limit) -> None:
-    if seconds > max(limit.left, 0.0):
+    if seconds > max(limit.waiting_left, 0.0):
       raise BusyError(
-        f"{self._said} It asks to wait for {seconds:.6g} seconds, and this "
-        f"request may wait for {max(limit.left, 0.0):.0f} more."
+        f"{self._refusal} It asks to wait for {seconds:.6g} seconds, and this "
+        f"request may wait for {max(limit.waiting_left, 0.0):.0f} more."
       )
 
   def waited(self, limit: Limit) -> str:
     """Returns the sentence for a request whose turn did not come."""
     rate = f"{self._rate:g}" if self._rate else "no limit"
     paused = self._counters["throttled_seconds"]
-    said = f" {paused:.0f} seconds were pauses: {self._said}" if paused else ""
+    pauses = (
+      f" {paused:.0f} seconds were pauses: {self._refusal}" if paused else ""
+    )
     return (
       f"not asked: it waited {limit.spent:.3g} seconds for its turn; calls at "
-      f"a time: {self._concurrency}, a second: {rate}.{said}"
+      f"a time: {self._concurrency}, a second: {rate}.{pauses}"
     )
 
   def answered(self) -> None:
-    """Says that the service answered, so the next pause is a first one."""
+    """Notes that the service answered, so the next pause is a first one."""
     self._pause = 0.0

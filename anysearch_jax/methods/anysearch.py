@@ -14,7 +14,7 @@ def reward(
 
   It is also a valid `reward.function`, so it takes the whole configuration.
   """
-  found = rewards.composite(
+  terms = rewards.composite(
     o.em,
     o.format,
     o.generated_tokens,
@@ -27,10 +27,10 @@ def reward(
   )
   return method.parts(
     o.valid,
-    total=found.total,
-    length=found.length,
-    tool=found.tool,
-    gamma=found.gamma[..., None] * o.valid,
+    total=terms.total,
+    length=terms.length,
+    tool=terms.tool,
+    gamma=terms.gamma[..., None] * o.valid,
   )
 
 

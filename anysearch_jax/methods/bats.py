@@ -28,7 +28,14 @@ def regime(budget: int, used: int) -> str:
 def track(
   budget: int, used: int, *, texts: Mapping[str, str], tracker: str
 ) -> str:
-  """Returns the budget block that follows an observation."""
+  """Returns the budget block that follows an observation.
+
+  Args:
+    budget: searches assigned.
+    used: searches charged.
+    texts: the texts of the environment's file.
+    tracker: name of the text of the block.
+  """
   name = regime(budget, used)
   return texts[tracker].format(
     used=used,

@@ -1,9 +1,9 @@
-"""What a user wrote for a training: a reward, a system, a judge.
+"""Checks the results of a user's own rewards, systems and judges.
 
 `reward.function`, `method.name` and `method.judge` of a configuration name
-them, see `plugins.load`. No test of the project covers them, so what they
-return is checked here: a wrong reward is an error, and what a judge cannot
-measure is a failed trajectory.
+them, see `plugins.load`. No test of the project covers these functions, so
+their results are checked in every call: a wrong reward is an error, and a
+trajectory that a judge cannot measure counts as failed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from anysearch_jax import types
 from anysearch_jax.algorithms import method
 from anysearch_jax.host import plugins
 
-# The metrics `reward/<name>` with these names have other meanings already.
+# The metrics `reward/<name>` of these names are recorded for every system.
 _RECORDED = ("em", "format", "steps")
 
 
 def reward(
-  loaded: plugins.Loaded, where: str
+  loaded: plugins.Loaded, setting: str
 ) -> Callable[[method.Outcomes, Any], dict[str, chex.Array]]:
   """Returns a user's reward function whose results are checked.
 
@@ -35,13 +35,15 @@ def reward(
   The returned function raises PluginError if the user's function raises or its
   result has the wrong names, shapes or values.
 
-  `where` names it in sentences.
+  Args:
+    loaded: the user's function of (outcomes, constants).
+    setting: the setting that names the function, for errors.
   """
 
   def checked(
     outcomes: method.Outcomes, constants: Any
   ) -> dict[str, chex.Array]:
-    with plugins.as_sentence(where, loaded.path):
+    with plugins.as_sentence(setting, loaded.path):
       returned = loaded.value(jax.tree.map(_read_only, outcomes), constants)
       if not isinstance(returned, Mapping):
         returned = {"total": returned}
@@ -49,11 +51,11 @@ def reward(
       parts = {key: np.asarray(value) for key, value in returned.items()}
     for name, value in parts.items():
       if wrong := _wrong(name, value, outcomes.valid):
-        raise plugins.PluginError(f"{where}: returned {wrong}.")
+        raise plugins.PluginError(f"{setting}: returned {wrong}.")
     if "total" not in parts:
       raise plugins.PluginError(
-        f"{where}: returned the parts {', '.join(parts) or '(none)'}; expected "
-        "'total' among them, which is the reward."
+        f"{setting}: returned the parts {', '.join(parts) or '(none)'}; "
+        "expected 'total' among them, which is the reward."
       )
     return {key: _zeroed(parts[key], outcomes.valid) for key in parts}
 
@@ -61,7 +63,7 @@ def reward(
 
 
 def _wrong(name: Any, value: np.ndarray, valid: np.ndarray) -> str:
-  """Returns what is wrong with a part of a reward, "" if nothing is."""
+  """Returns the error of a part of a reward; "" if it is right."""
   if not isinstance(name, str) or not name.isidentifier():
     return (
       f"a part named {name!r}, expected a name of letters, digits and "
@@ -105,19 +107,24 @@ def _read_only(array: chex.Array) -> np.ndarray:
 
 
 def judge(
-  loaded: plugins.Loaded, where: str, measures: Sequence[str]
+  loaded: plugins.Loaded, setting: str, measures: Sequence[str]
 ) -> method.Measure:
-  """Returns a user's measure of a trajectory, which fails as a value.
+  """Returns a user's measure of a trajectory whose results are checked.
 
-  `loaded` is a function of a trajectory, or a coroutine function. Other
-  functions run in threads, so they may wait for a server. The returned
-  coroutine function raises RetrievalError, so that the trajectory counts as
-  failed, if the user's raises or lacks a finite number for a name.
+  The returned coroutine function raises RetrievalError if the user's function
+  raises or does not return a finite number for each measure; the trajectory
+  then counts as failed.
+
+  Args:
+    loaded: a function or a coroutine function of a trajectory. A plain function
+      runs in a thread, so it may wait for a server.
+    setting: the setting that names the function, for errors.
+    measures: names of the measures that the system needs.
   """
 
   async def measured(trajectory: types.Trajectory) -> dict[str, float]:
     try:
-      with plugins.as_sentence(where, loaded.path):
+      with plugins.as_sentence(setting, loaded.path):
         if inspect.iscoroutinefunction(loaded.value):
           returned = await loaded.value(trajectory)
         else:
@@ -136,43 +143,43 @@ def judge(
   return measured
 
 
-def _finite(values: Any, count: int, where: str, what: str) -> np.ndarray:
+def _finite(values: Any, count: int, setting: str, noun: str) -> np.ndarray:
   """Returns a user's numbers; raises PluginError unless there are `count`."""
   array = np.asarray(values, np.float32)
   if array.shape != (count,) or not np.isfinite(array).all():
     raise plugins.PluginError(
-      f"{where}: returned {array}, expected a finite number for each of "
-      f"{count} {what}."
+      f"{setting}: returned {array}, expected a finite number for each of "
+      f"{count} {noun}."
     )
   return array
 
 
 def steps(
-  loaded: plugins.Loaded, where: str
+  loaded: plugins.Loaded, setting: str
 ) -> Callable[[types.Trajectory, Any], np.ndarray]:
   """Returns a user's rewards of single searches; raises as `reward`."""
 
   def checked(trajectory: types.Trajectory, constants: Any) -> np.ndarray:
-    with plugins.as_sentence(where, loaded.path):
+    with plugins.as_sentence(setting, loaded.path):
       rewards = np.asarray(loaded.value(trajectory, constants), np.float32)
-    return _finite(rewards, trajectory.searches, where, "searches")
+    return _finite(rewards, trajectory.searches, setting, "searches")
 
   return checked
 
 
-def turns(loaded: plugins.Loaded, where: str) -> method.Turns:
+def turns(loaded: plugins.Loaded, setting: str) -> method.Turns:
   """Returns a user's advantages of turns; raises as `reward`."""
 
   def checked(
     trajectories: Mapping[types.Place, types.Trajectory],
   ) -> dict[types.Place, np.ndarray]:
-    with plugins.as_sentence(where, loaded.path):
+    with plugins.as_sentence(setting, loaded.path):
       advantages = dict(loaded.value(trajectories))
     return {
       place: _finite(
         advantages.get(place, ()),
         trajectory.searches + 1,
-        where,
+        setting,
         f"turns of {place}",
       )
       for place, trajectory in trajectories.items()

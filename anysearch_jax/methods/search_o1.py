@@ -28,14 +28,15 @@ _STYLED = re.compile(r"\\text\w*\s*\{([^{}]*)\}")
 
 def action(text: str) -> protocol.Action | None:
   """Returns a search if the turn ends with one, otherwise a boxed answer."""
-  end = text.rstrip()
-  start = end.rfind(QUERY[0])
-  if end.endswith(QUERY[1]) and start >= 0:
-    query = end[start + len(QUERY[0]) : -len(QUERY[1])].strip()
+  stripped = text.rstrip()
+  start = stripped.rfind(QUERY[0])
+  if stripped.endswith(QUERY[1]) and start >= 0:
+    query = stripped[start + len(QUERY[0]) : -len(QUERY[1])].strip()
     return protocol.Action(protocol.ActionKind.SEARCH, query)
-  found = boxed(text)
-  answers = protocol.ActionKind.ANSWER
-  return None if found is None else protocol.Action(answers, found)
+  boxed_answer = boxed(text)
+  if boxed_answer is None:
+    return None
+  return protocol.Action(protocol.ActionKind.ANSWER, boxed_answer)
 
 
 def boxed(text: str) -> str | None:
@@ -45,11 +46,12 @@ def boxed(text: str) -> str | None:
   last box is the one that opens last, so a nested box wins over the outer one.
   """
   boxes = {opening.end() for opening in _BOXED.finditer(text)}
-  opened, last = [], (-1, -1)
+  open_braces = []
+  last = (-1, -1)
   for brace in _BRACE.finditer(text):
     if brace[0] == "{":
-      opened.append(brace.end())
-    elif opened and (start := opened.pop()) in boxes:
+      open_braces.append(brace.end())
+    elif open_braces and (start := open_braces.pop()) in boxes:
       last = max(last, (start, brace.start()))
   if last[0] < 0:
     return None
@@ -60,16 +62,22 @@ def answer(spans: Sequence[types.Span]) -> str | None:
   """Returns the last boxed answer that the model wrote."""
   for span in reversed(spans):
     if span.author == types.Author.MODEL:
-      found = boxed(span.text)
-      if found is not None:
-        return found
+      boxed_answer = boxed(span.text)
+      if boxed_answer is not None:
+        return boxed_answer
   return None
 
 
 def observation(
   passages: Sequence[types.Passage], unwanted: Sequence[str], *, nothing: str
 ) -> str:
-  """Returns the passages' texts or `nothing`, between markers of results."""
+  """Returns the block that answers a search.
+
+  Args:
+    passages: the hits, or the policy's summary of them as one passage.
+    unwanted: texts that are neutralised.
+    nothing: the content of the block without passages.
+  """
   text = "\n".join(p.text.strip() for p in passages).strip()
   text = protocol.neutralise(text, unwanted) or nothing
   return f"\n\n{RESULT[0]}{text}{RESULT[1]}\n\n"
@@ -82,7 +90,10 @@ def _notice(message: str) -> str:
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
   lines = {name: wording.template(text) for name, text in texts.items()}
   return spec.Environment(
-    *(lines["prompt"], lines["prompt"], _notice(lines["over_budget"]), "\n"),
+    scaffold=lines["prompt"],
+    plain=lines["prompt"],
+    over_budget=_notice(lines["over_budget"]),
+    no_action="\n",
     repeated=_notice(lines["repeated"]),
     stops=(QUERY[1],),
     action=action,
@@ -125,15 +136,14 @@ WORDINGS = {
   ),
 }
 
-# The token limit of a turn in the released code.
-_MOST_TOKENS = 8192
+_TURN_TOKENS = 8192  # The token limit of a turn in the released code.
 
 
 def refined(config: config_lib.ExperimentConfig) -> config_lib.ExperimentConfig:
   """Enables the second model call; in the generated world it is a script."""
   if config.data.source == "world":
     return config_lib.changed(config, retrieval={"refined": "world"})
-  return method.searching_with_policy(config, _MOST_TOKENS, refined="policy")
+  return method.searching_with_policy(config, _TURN_TOKENS, refined="policy")
 
 
 METHOD = method.compared("search_o1", "Search-o1", WORDINGS, train=refined)

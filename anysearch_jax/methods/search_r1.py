@@ -21,10 +21,14 @@ from anysearch_jax.environment import prompts, scoring, spec, wording
 
 
 def environment(texts: Mapping[str, str]) -> spec.Environment:
-  """Returns the environment of a prompt, an `over_budget` and a `no_action`."""
-  named = (wording.template(texts[name]) for name in wording.ONE_PROMPT)
-  prompt, over_budget, no_action = named
-  return spec.Environment(prompt, prompt, over_budget, no_action)
+  """Returns the environment of the texts that `wording.ONE_PROMPT` lists."""
+  prompt = wording.template(texts["prompt"])
+  return spec.Environment(
+    scaffold=prompt,
+    plain=prompt,
+    over_budget=wording.template(texts["over_budget"]),
+    no_action=wording.template(texts["no_action"]),
+  )
 
 
 def wordings(
@@ -37,15 +41,15 @@ def wordings(
   """Returns the texts of a system that is played like Search-R1.
 
   Args:
-    name: of its environment and of its file of texts.
-    slots: of the texts that Search-R1's file lacks.
-    folder: where the file of texts is.
-    **changes: attributes of its environment.
+    name: name of its environment, and of its file of texts.
+    slots: placeholders of the texts that Search-R1's file does not have.
+    folder: folder of the file of texts.
+    **changes: attributes of its environment that differ from Search-R1's.
   """
   slots = {**wording.ONE_PROMPT, **slots}
-  own = wording.Wording(f"{name}.toml", slots, environment, folder)
+  words = wording.Wording(f"{name}.toml", slots, environment, folder)
   return {
-    name: own.then(lambda env: dataclasses.replace(env, **changes)),
+    name: words.then(lambda env: dataclasses.replace(env, **changes)),
     "search_r1_world": prompts.WORLD,
   }
 
@@ -54,14 +58,14 @@ WORDINGS = wordings("search_r1")
 
 
 def measure(trajectory: types.Trajectory) -> dict[str, float]:
-  """Returns `gold_found`: 1 if a shown passage holds a gold answer, else 0."""
+  """Returns `gold_found`: 1 if a search showed an accepted answer, else 0."""
   answers = trajectory.question.golden_answers
-  found = any(
+  is_found = any(
     scoring.contains(passage.contents, answers)
-    for shown in trajectory.observations
-    for passage in shown.passages
+    for observation in trajectory.observations
+    for passage in observation.passages
   )
-  return {"gold_found": float(found)}
+  return {"gold_found": float(is_found)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +98,16 @@ def reward(o: method.Outcomes, c: Options) -> method.Terms:
   em = o.em
   if not c.format_variant:
     return {"em": em, "total": em}
-  format_, found = o.format, o.measures["gold_found"]
+  format_ = o.format
+  gold_found = o.measures["gold_found"]
   right = 1 - c.structure * (1 - format_)
-  formed = c.structure + c.retrieval * found
+  formed = c.structure + c.retrieval * gold_found
   malformed = c.final * o.answered
   wrong = jnp.where(format_ != 0, formed, malformed)
   return {
     "em": em,
     "format": format_,
-    "gold_found": found,
+    "gold_found": gold_found,
     "total": jnp.where(em != 0, right, wrong),
   }
 

@@ -41,10 +41,13 @@ _MARKERS = tuple(
 
 
 def _environment(texts: Mapping[str, str]) -> spec.Environment:
-  names = ("prompt", "warning", "no_action")
-  prompt, warning, no_action = (wording.template(texts[x]) for x in names)
+  prompt = wording.template(texts["prompt"])
+  warning = wording.template(texts["warning"])
   return spec.Environment(
-    *(prompt, prompt, "\n" + warning, no_action),
+    scaffold=prompt,
+    plain=prompt,
+    over_budget="\n" + warning,
+    no_action=wording.template(texts["no_action"]),
     format=None,
     tools=(
       tools.search(
@@ -125,40 +128,46 @@ def steps(trajectory: types.Trajectory, config: Options) -> np.ndarray:
       redundancy  share of the passages of search t that an earlier search
                   showed
 
-  They are float32 `[searches]`, all 0 without an answer or gold passages.
-  Raises ValueError if the question has neither gold passages nor search keys.
+  Returns:
+    float32 `[searches]`, all 0 without an answer or gold passages.
+
+  Raises:
+    ValueError: the question has neither gold passages nor search keys.
   """
   rewards = np.zeros(trajectory.searches, np.float32)
   passages, _ = evidence.gold(trajectory.question)
   if not passages or protocol.extract_answer(trajectory.spans) is None:
     return rewards
-  best, seen = np.zeros(len(passages)), set()
-  for search, shown in enumerate(trajectory.observations):
-    cosines = [similarities(p.contents, passages) for p in shown.passages]
-    raised = np.max([best, *cosines], axis=0)
-    ids = [passage.id for passage in shown.passages]
-    redundancy = np.mean([id_ in seen for id_ in ids]) if ids else 0
-    rewards[search] = config.step_scale * (np.mean(raised - best) - redundancy)
-    best = raised
-    seen.update(ids)
+  best = np.zeros(len(passages))
+  seen_ids = set()
+  for search, observation in enumerate(trajectory.observations):
+    cosines = [similarities(p.contents, passages) for p in observation.passages]
+    new_best = np.max([best, *cosines], axis=0)
+    gain = np.mean(new_best - best)
+    ids = [passage.id for passage in observation.passages]
+    redundancy = np.mean([id_ in seen_ids for id_ in ids]) if ids else 0
+    rewards[search] = config.step_scale * (gain - redundancy)
+    best = new_best
+    seen_ids.update(ids)
   return rewards
 
 
-def similarities(text: str, others: Sequence[str]) -> np.ndarray:
-  """Returns the TF-IDF cosine similarity of `text` and each of `others`.
+def similarities(text: str, documents: Sequence[str]) -> np.ndarray:
+  """Returns the TF-IDF cosine similarity of `text` and each of `documents`.
 
   Words are SQuAD-normalised and have at least two characters. The inverse
   document frequency is scikit-learn's smoothed one, over these texts only.
 
-  They are float64 `[len(others)]` in [0, 1], 0 without a common word.
+  Returns:
+    float64 `[len(documents)]` in [0, 1]; 0 without a common word.
   """
-  counts = [_counts(each) for each in (text, *others)]
+  counts = [_counts(document) for document in (text, *documents)]
   words = sorted(set().union(*counts))
   table = np.array([[count[word] for word in words] for count in counts], float)
   # idf = ln((1 + texts) / (1 + texts with the word)) + 1, scikit-learn's
   # default: https://scikit-learn.org/stable/modules/feature_extraction.html
-  having = np.sum(table > 0, axis=0)
-  table *= np.log((1 + len(counts)) / (1 + having)) + 1
+  document_counts = np.sum(table > 0, axis=0)
+  table *= np.log((1 + len(counts)) / (1 + document_counts)) + 1
   norms = np.linalg.norm(table, axis=1, keepdims=True)
   table /= np.where(norms > 0, norms, 1)
   return table[1:] @ table[0]

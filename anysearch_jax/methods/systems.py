@@ -40,28 +40,32 @@ METHODS: dict[str, method.Method] = {
 }
 ENVIRONMENTS: dict[str, spec.Environment] = {
   name: env
-  for each in METHODS.values()
-  for name, env in each.environments.items()
+  for system in METHODS.values()
+  for name, env in system.environments.items()
 }
 WORDINGS: dict[str, wording.Wording] = {
   name: words
-  for each in METHODS.values()
-  for name, words in each.wordings.items()
+  for system in METHODS.values()
+  for name, words in system.wordings.items()
 }
 """The texts that a prompt file may replace, by environment."""
 
 
 def get(name: str) -> method.Method:
-  """Returns a shipped system, or a user's (`file.py:NAME`).
+  """Returns a shipped system, or a user's own.
 
-  Raises ValueError if no system has this name.
+  Args:
+    name: a name of `METHODS`, or `file.py:NAME` or `module:NAME`.
+
+  Raises:
+    ValueError: no system has this name.
   """
   if plugins.is_name(name):
-    return _own(name).value
-  return _named("method.name", METHODS, name)
+    return _load_own(name).value
+  return _look_up("method.name", METHODS, name)
 
 
-def _own(name: str) -> plugins.Loaded:
+def _load_own(name: str) -> plugins.Loaded:
   return plugins.load(
     name,
     setting="method.name",
@@ -71,14 +75,14 @@ def _own(name: str) -> plugins.Loaded:
 
 
 def prompts_of(name: str) -> tuple[str, ...]:
-  """Returns the values of `episode.prompts` that a system is played with.
+  """Returns the names of a system's environments, for `episode.prompts`.
 
-  Those of a user's system are `file.py:NAME#environment`.
+  Environments of a user's system are named `file.py:NAME#environment`.
   """
-  known = tuple(get(name).environments)
+  environments = tuple(get(name).environments)
   if not plugins.is_name(name):
-    return known
-  return tuple(f"{name}#{each}" for each in known)
+    return environments
+  return tuple(f"{name}#{environment}" for environment in environments)
 
 
 def select(
@@ -86,9 +90,13 @@ def select(
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration that trains a system, in its environment.
 
+  Args:
+    config: a configuration of AnySearch.
+    name: name of the system, as for `get`.
+
   Raises:
     ValueError: no system has this name, or the configuration is not of
-      AnySearch: what another system set would remain.
+      AnySearch: settings of another system would remain.
   """
   if config.method.name != anysearch.METHOD.name:
     raise ValueError(
@@ -97,16 +105,21 @@ def select(
     )
   world = config.data.source == "world"
   prompts = prompts_of(name)[-1 if world else 0]
-  named = {"method": {"name": name}, "episode": {"prompts": prompts}}
-  return get(name).train(config_lib.changed(config, **named))
+  config = config_lib.changed(
+    config, method={"name": name}, episode={"prompts": prompts}
+  )
+  return get(name).train(config)
 
 
 def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
   """Returns the system that a run trains, with the run's constants.
 
-  It takes the whole configuration because a reward function of the user's gets
-  that. Raises ValueError if no system has this name, the system is not trained,
-  or `reward.function` cannot be loaded.
+  Args:
+    config: the whole configuration, which a user's reward function gets.
+
+  Raises:
+    ValueError: no system has this name, the system is not trained, or
+      `reward.function` cannot be loaded.
   """
   system = get(config.method.name)
   if system.reward is None:
@@ -114,20 +127,27 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       f"method.name: {system.name!r} is a system without training; evaluate a "
       f"policy with episode.prompts={system.prompts} instead."
     )
-  constants, name = system.constants_of(config), config.method.name
-  reward, steps, measure = system.reward, system.steps, system.measure
+  name = config.method.name
+  constants = system.constants_of(config)
+  reward = system.reward
+  steps = system.steps
+  measure = system.measure
   turns = system.turns
   if system.measurer and not config.method.judge:
     measure = system.measurer(config)
   if plugins.is_name(name):
-    change, where = _own(name)._replace, f"method.name {name!r}"
-    reward = own.reward(change(value=reward), where)
+    # The functions of a user's system are checked like single functions.
+    plugin = _load_own(name)
+    setting = f"method.name {name!r}"
+    reward = own.reward(plugin._replace(value=reward), setting)
     if system.measures:
-      measure = own.judge(change(value=measure), where, system.measures)
+      measure = own.judge(
+        plugin._replace(value=measure), setting, system.measures
+      )
     if steps:
-      steps = own.steps(change(value=steps), where)
+      steps = own.steps(plugin._replace(value=steps), setting)
     if turns:
-      turns = own.turns(change(value=turns), where)
+      turns = own.turns(plugin._replace(value=turns), setting)
   if function := config.reward.function:
     loaded = plugins.load(
       function,
@@ -146,15 +166,17 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
       judge, setting="method.judge", expected="a function (trajectory)"
     )
     measure = own.judge(loaded, f"method.judge {judge!r}", system.measures)
-  played = of_episode(config.episode)
+  env = of_episode(config.episode)
   if system.step is not None:
-    played = dataclasses.replace(played, step=system.step)
+    env = dataclasses.replace(env, step=system.step)
+  # The system's, also if a reward function gets the whole configuration.
+  step_constants = system.constants_of(config)
   return method.TrainedMethod(
-    played,
+    env,
     lambda outcomes: reward(outcomes, constants),
     system.measures,
     measure,
-    None if steps is None else lambda t: steps(t, system.constants_of(config)),
+    None if steps is None else lambda t: steps(t, step_constants),
     config.method.measure_deadline,
     turns,
   )
@@ -173,7 +195,7 @@ def validate(
     config: the configuration.
     trains: whether a policy is trained by reinforcement learning.
     samples: whether an engine samples a policy.
-    processes: how many train together.
+    processes: number of processes that train together.
 
   Raises:
     ValueError: names the setting, its value and the expected values.
@@ -195,7 +217,12 @@ def validate(
 
 
 def environment(name: str, prompt_file: str = "") -> spec.Environment:
-  """Returns an environment, with the texts of a file if one is given.
+  """Returns an environment.
+
+  Args:
+    name: a value of `episode.prompts`: a name of `ENVIRONMENTS`, or
+      `file.py:NAME#environment` for one of a user's system.
+    prompt_file: path of a file with its texts; "": the shipped texts.
 
   Raises:
     ValueError: no environment has this name, or the file does not fit it.
@@ -213,36 +240,40 @@ def environment(name: str, prompt_file: str = "") -> spec.Environment:
 
 
 def wording_of(name: str) -> wording.Wording | None:
-  """Returns the texts of an environment; None if they are no file.
+  """Returns the texts of an environment; None if they are not in a file.
 
-  Raises ValueError as `environment`.
+  Args:
+    name: the environment's name, as for `environment`.
+
+  Raises:
+    ValueError: no environment has this name.
   """
   return _environment(name)[1]
 
 
 def _environment(name: str) -> tuple[spec.Environment, wording.Wording | None]:
-  """Returns the environment of a value of `episode.prompts`, and its texts.
-
-  It is one of the shipped systems or, for `file.py:NAME#environment`, of a
-  user's system.
-  """
+  """Returns an environment and its texts, by a value of `episode.prompts`."""
   system, _, inner = name.rpartition("#")
   if plugins.is_name(system):
     own_system = get(system)
     key = f"episode.prompts {system}#"
-    played = _named(key, own_system.environments, inner)
+    played = _look_up(key, own_system.environments, inner)
     return played, own_system.wordings.get(inner)
-  return _named("episode.prompts", ENVIRONMENTS, name), WORDINGS.get(name)
+  return _look_up("episode.prompts", ENVIRONMENTS, name), WORDINGS.get(name)
 
 
 def of_episode(config: config_lib.EpisodeConfig) -> spec.Environment:
   """Returns the environment of a configuration.
 
-  Raises ValueError as `environment`, or as `units.replaced`.
+  Args:
+    config: names the environment and the files of its texts.
+
+  Raises:
+    ValueError: no environment has this name, or a file does not fit it.
   """
   env = environment(config.prompts, config.prompt_file)
   file = config.budget_file
-  return units.replaced(env, file) if file else env
+  return units.with_budget_file(env, file) if file else env
 
 
 def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
@@ -254,6 +285,6 @@ def texts(config: config_lib.EpisodeConfig) -> wording.Texts | None:
   return None if words is None else words.texts(config.prompt_file)
 
 
-def _named(key: str, known: Mapping[str, T], name: str) -> T:
-  settings.require(f"config.{key}", name, sorted(known))
-  return known[name]
+def _look_up(key: str, values: Mapping[str, T], name: str) -> T:
+  settings.require(f"config.{key}", name, sorted(values))
+  return values[name]

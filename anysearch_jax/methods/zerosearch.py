@@ -48,7 +48,7 @@ class Options:
   later."""
 
 
-# What simulated searches of other systems have.
+# For other systems that search a simulated engine.
 NO_NOISE = Options(noise_start=0.0, noise_end=0.0)
 
 
@@ -79,8 +79,12 @@ def noise(progress: float, options: Options) -> float:
 
       p = p_s + (b^progress - 1) / (b - 1) * (p_e - p_s)
 
-  For b = 1 this is linear in `progress`, the completed share of the training
-  in [0, 1]; p_s, p_e and b are the `noise_start`, `_end` and `_base`.
+  For b = 1 this is linear in `progress`. p_s, p_e and b are `noise_start`,
+  `noise_end` and `noise_base`.
+
+  Args:
+    progress: the completed share of the training, in [0, 1].
+    options: the schedule.
   """
   base = options.noise_base
   risen = progress if base == 1 else (base**progress - 1) / (base - 1)

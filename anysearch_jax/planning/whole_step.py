@@ -184,7 +184,7 @@ def training_flops(
     scored=expected.trajectories * expected.generated,
     positions=tokens,
     # A token in the middle of its episode sees half of it.
-    pairs=sum(size * a.seen(size // 2) for size in sizes),
+    pairs=sum(size * a.mean_attended(size // 2) for size in sizes),
   )
   curriculum, objective = config.curriculum, config.objective
   repeated = config.batch.remat == "full"
@@ -220,9 +220,9 @@ def sampling(
   matrices = weights.count(table.rows(a)) - (0 if a.tied else vocabulary)
   # Contexts grow evenly, so the mean one is half of the last.
   context = expected.tokens // 2
-  seen = a.seen(context)
+  seen = a.mean_attended(context)
   scores = 4 * a.layers * a.heads * a.head_dim * seen
-  stored = pages_lib.stored(engine.kv_dtype, config.compute_dtype)
+  stored = pages_lib.storage_dtype(engine.kv_dtype, config.compute_dtype)
   cached = pages_lib.token_bytes(a, stored) * seen
 
   chunk = engine.prefill_chunk

@@ -3,6 +3,10 @@
 `forward` computes whole sequences, for training and scoring, by one `nn.scan`
 over stacked layers, on one device or sharded over a mesh. `serving` runs the
 same layers over KV caches.
+
+`a` is the architecture everywhere, and capitals are the shape legend of
+`types`: a hidden state is `[B, T, D]`, queries are `[B, T, N, H]`, keys and
+values `[B, T, K, H]`.
 """
 
 from __future__ import annotations
@@ -20,16 +24,15 @@ import jax.numpy as jnp
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import embedding, experts, sharding, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy.attention import masks as attention
-from anysearch_jax.policy.attention import self_attention
+from anysearch_jax.policy.attention import layer_options as layer_options_lib
+from anysearch_jax.policy.attention import rotary, self_attention
 
 Params = dict[str, Any]
-Rotary = tuple[jax.Array, ...]  # Cos and sin of the angles.
 
-# What each remat policy saves of a layer for the backward pass, besides the
-# layer's input.
+# The values of a layer that each remat policy saves for the backward pass,
+# besides the layer's input.
 REMAT = {
-  # Attention's kernels are no products that JAX knows.
+  # JAX's policy saves matrix products; attention's kernels are none to it.
   "dots": jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     self_attention.saves,
@@ -37,20 +40,27 @@ REMAT = {
   "attention": self_attention.saves,
   "full": jax.checkpoint_policies.nothing_saveable,
 }
+# Stacks of at most this many layers are unrolled. A loop compiles its body
+# once, which matters only for deep stacks.
 _UNROLLED_LAYERS = 4
 _ZEROS = nn.initializers.zeros_init()
 
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """How `forward` computes; only `replays` changes more than rounding does.
+  """How `forward` computes; only `replays` changes more than rounding.
 
-  dtype: of activations and matrix products; parameters keep their own.
-  remat: `none`, or a key of `REMAT`: what the backward pass need not recompute.
-  attention, attention_chunk, max_segments: see `self_attention`.
-  logprob_chunk: positions of each row whose logits are in memory at a time.
-  layout: how activations are sharded; None means one device.
-  replays: whether recorded experts are used, or only compared with the own.
+  Attributes:
+    dtype: type of activations and matrix products; parameters keep theirs.
+    remat: `none`, or a key of `REMAT`: the values that the backward pass does
+      not recompute.
+    attention: implementation of `self_attention`.
+    attention_chunk: its `chunk`.
+    max_segments: its `max_segments`.
+    logprob_chunk: positions of each row whose logits are in memory at a time.
+    layout: how activations are sharded; None means one device.
+    replays: whether recorded experts are used, or only compared with the
+      router's own choice.
   """
 
   dtype: Any = jnp.float32
@@ -69,9 +79,16 @@ def rms_norm(
   a: architecture_lib.Architecture,
   axes: int | tuple[int, ...] = -1,
 ) -> jax.Array:
-  """Returns the root-mean-square norm over the last axes, in float32.
+  """Computes RMSNorm in float32 (https://arxiv.org/abs/1910.07467).
 
-  The result has the dtype of `x` (https://arxiv.org/abs/1910.07467).
+  Args:
+    x: `[..., D]`, or `[..., heads, H]` for norms of queries and keys.
+    scale: the learned scale; its shape is that of the normed axes.
+    a: the architecture, whose `norm_offset` is added to the scale.
+    axes: the axes to norm over.
+
+  Returns:
+    The normed values in the dtype of `x`.
   """
   x32 = x.astype(jnp.float32)
   mean = jnp.mean(jnp.square(x32), axes, keepdims=True)
@@ -80,36 +97,45 @@ def rms_norm(
   return (x32 * scale).astype(x.dtype)
 
 
-def embedded(x: jax.Array, a: architecture_lib.Architecture) -> jax.Array:
-  """Returns the input of the first layer, of embeddings `[B, T, D]`."""
+def scale_embeddings(
+  x: jax.Array, a: architecture_lib.Architecture
+) -> jax.Array:
+  """Multiplies embeddings `[B, T, D]` by sqrt(D) if the architecture does."""
   return x * jnp.asarray(a.d_model**0.5, x.dtype) if a.scaled else x
 
 
 class Block(nn.Module):
   """One layer: attention and SwiGLU, each with a norm and a residual.
 
-  Attention runs over the sequence itself, or over a cache if `cached` is given.
-  `over` is how experts and their tokens are sharded; None: as all else.
+  Attributes:
+    a: the architecture.
+    compute: how to compute, for all layers alike.
+    expert_layout: how experts and their tokens are sharded if nothing else is,
+      as in decode; None means as all else.
   """
 
   a: architecture_lib.Architecture
   compute: Compute = Compute()
-  over: sharding.Layout | None = None
+  expert_layout: sharding.Layout | None = None
 
   def _weights(self, dtype: Any) -> dict[str, jax.Array]:
     """Declares this layer's parameters by the table; casts and gathers them."""
-    layout, out = self.compute.layout, {}
+    layout = self.compute.layout
+    layer_weights = {}
     for row in table.rows(self.a):
       if not row.stacked:
         continue
       key = row.path[-1]
       weight = self.param(key, _ZEROS, row.layer_shape)
       # Norm scales (init None) stay float32, because norms are computed in it.
-      weight = weight if row.init is None else weight.astype(dtype)
-      out[key] = weight if layout is None else layout.gather(weight, row)
-    return out
+      if row.init is not None:
+        weight = weight.astype(dtype)
+      if layout is not None:
+        weight = layout.gather(weight, row)
+      layer_weights[key] = weight
+    return layer_weights
 
-  def _stands(self, x: jax.Array, *axes: str | None) -> jax.Array:
+  def _constrain(self, x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains the sharding of x `[B, ...]`, if there is a mesh."""
     layout = self.compute.layout
     return x if layout is None else layout.constrain(x, *axes)
@@ -119,118 +145,141 @@ class Block(nn.Module):
   ) -> jax.Array:
     """Applies a projection with its adapter and its bias."""
     a = self.a
-    p = table.projections(a)[key]
-    axes = len(p.takes)
-    last = (tuple(range(-axes, 0)),) * 2
-    y = jnp.tensordot(x, w[key], last if p.gives_first else axes)
+    projection = table.projections(a)[key]
+    axes = len(projection.in_axes)
+    # Contracts the last axes of both, or the last ones with the first ones.
+    contracted: Any = axes
+    if projection.out_axes_first:
+      last_axes = tuple(range(-axes, 0))
+      contracted = (last_axes, last_axes)
+    y = jnp.tensordot(x, w[key], contracted)
     if a.lora is not None and key in a.lora.targets:
-      low = jnp.tensordot(x, w[key + "_lora_a"], axes)
-      y += a.lora.scale * jnp.tensordot(low, w[key + "_lora_b"], 1)
+      low_rank = jnp.tensordot(x, w[key + "_lora_a"], axes)
+      y += a.lora.scale * jnp.tensordot(low_rank, w[key + "_lora_b"], 1)
     if key + "_bias" in w:
       y += w[key + "_bias"]
     return y
 
   def _heads(
-    self, w: dict[str, jax.Array], y: jax.Array, rotary: Rotary
+    self, w: dict[str, jax.Array], y: jax.Array, cos_sin: rotary.CosSin
   ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Returns queries `[B, T, N, H]`, keys and values `[B, T, K, H]`."""
     a = self.a
-    q, k, v = (
-      self._stands(self._project(w, key, y), "positions", axis, None)
-      for key, axis in (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
-    )
+
+    def project(key: str, axis: str) -> jax.Array:
+      return self._constrain(self._project(w, key, y), "positions", axis, None)
+
+    q = project("q", "heads")
+    k = project("k", "kv_heads")
+    v = project("v", "kv_heads")
     if a.qk_norm:
       axes = (-2, -1) if a.joint_norm else -1
       q = rms_norm(q, w["q_norm"], a, axes) * a.query_scale
       k = rms_norm(k, w["k_norm"], a, axes)
-    return attention.rotate(q, *rotary), attention.rotate(k, *rotary), v
+    return rotary.rotate(q, *cos_sin), rotary.rotate(k, *cos_sin), v
 
   def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
     """Returns the input of `down` (SwiGLU, https://arxiv.org/abs/2002.05202)."""
-    gate, up = (self._project(w, key, y) for key in ("gate", "up"))
-    return self._active(gate) * up
+    gate = self._project(w, "gate", y)
+    up = self._project(w, "up", y)
+    return self._activation(gate) * up
 
-  def _active(self, x: jax.Array) -> jax.Array:
+  def _activation(self, x: jax.Array) -> jax.Array:
     return nn.gelu(x, approximate=True) if self.a.gelu else nn.silu(x)
 
   def _routed(
-    self, w: dict[str, jax.Array], y: jax.Array, replayed: jax.Array | None
+    self, w: dict[str, jax.Array], y: jax.Array, recorded_ids: jax.Array | None
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns experts' outputs, the router's softmax, and who was chosen."""
+    """Returns experts' outputs, the router's softmax, and the experts' ids."""
     a = self.a
-    shares = jnp.tensordot(y, w["router"], 1)
-    shares += w["router_bias"] if a.clamped else 0
-    shares = jax.nn.softmax(shares.astype(jnp.float32), axis=-1)
-    kept, chosen = experts.route(shares, a, replayed)
-    own = experts.Weights(w["gate"], w.get("up"), w["down"], w.get("gate_bias"))
-    y = experts.apply(y, own, kept, chosen, self.compute.layout or self.over)
-    if a.clamped:  # Added once here: `apply` sums over devices.
-      weighted = experts.spread(kept, chosen, a.experts)
-      y += (weighted @ w["down_bias"]).astype(y.dtype)
-    return y, shares, chosen
+    router_logits = jnp.tensordot(y, w["router"], 1)
+    router_logits += w["router_bias"] if a.clamped else 0
+    probs = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
+    top_probs, expert_ids = experts.route(probs, a, recorded_ids)
+    matrices = experts.Weights(
+      gate=w["gate"], up=w.get("up"), down=w["down"], bias=w.get("gate_bias")
+    )
+    layout = self.compute.layout or self.expert_layout
+    y = experts.apply(y, matrices, top_probs, expert_ids, layout)
+    if a.clamped:  # Added here, once: `apply` sums over devices.
+      shares = experts.dense_weights(top_probs, expert_ids, a.experts)
+      y += (shares @ w["down_bias"]).astype(y.dtype)
+    return y, probs, expert_ids
 
   @nn.compact
   def __call__(
     self,
     x: jax.Array,
-    rotary: Rotary,
+    cos_sin: rotary.CosSin,
     segment_ids: jax.Array | None,
-    layer: attention.Layer = attention.Layer(),  # noqa: B008
+    options: layer_options_lib.LayerOptions = layer_options_lib.LayerOptions(),  # noqa: B008
     recorded: jax.Array | None = None,
-    cached: Callable[..., tuple[jax.Array, Any]] | None = None,
+    attend_to_cache: Callable[..., tuple[jax.Array, Any]] | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Returns the layer's output and, if it has experts, their `Use`.
-
-    With `cached`, it returns a pair instead of the latter: the new cache, and
-    the ids of the chosen experts `[B, T, K]` (None without experts).
+    """Computes the layer, over its input alone or over a KV cache.
 
     Args:
       x: `[B, T, D]`.
-      rotary: cos and sin of the rotary angles, see `attention.rotary`.
-      segment_ids: int `[B, T]`; unused with `cached`.
-      layer: what this layer differs in.
-      recorded: experts that were chosen before, `[B, T, K]`, see `experts`.
-      cached: maps q, k, v and sinks to the attention output and new cache.
+      cos_sin: cos and sin of the rotary angles, of `rotary.cos_and_sin`.
+      segment_ids: int `[B, T]`; unused with `attend_to_cache`.
+      options: the options of this layer.
+      recorded: ids of experts that were chosen before, int `[B, T, k]`, see
+        `experts.record`.
+      attend_to_cache: maps q, k, v and sinks to the attention output and the
+        new cache; None means attention over the input itself.
+
+    Returns:
+      The output `[B, T, D]`, and how the tokens use experts (`experts.Use`,
+      None without experts). With `attend_to_cache` the second value is a pair:
+      the new cache, and the experts' ids `[B, T, k]` (None without experts).
     """
-    a, c, w = self.a, self.compute, self._weights(x.dtype)
-    rotary = attention.of_layer(rotary, layer)
-    layout, stands = c.layout, self._stands
+    a = self.a
+    w = self._weights(x.dtype)
+    cos_sin = rotary.select_for_layer(cos_sin, options)
 
     def normed(key: str, x: jax.Array) -> jax.Array:
       return rms_norm(x, w[key], a) if key in w else x
 
-    y = stands(normed("attention_norm", x), "positions", None)
-    heads = self._heads(w, y, rotary)
-    cache, use, chosen = None, None, None
-    if cached is not None:
-      out, cache = cached(*heads, w.get("sinks"))
+    y = self._constrain(normed("attention_norm", x), "positions", None)
+    q_k_v = self._heads(w, y, cos_sin)
+    cache = None
+    use = None
+    expert_ids = None
+    if attend_to_cache is not None:
+      out, cache = attend_to_cache(*q_k_v, w.get("sinks"))
     else:
-      attend: Callable[..., jax.Array] = functools.partial(
-        self_attention.self_attention,
-        implementation=c.attention,
-        chunk=c.attention_chunk,
-        max_segments=c.max_segments,
-      )
-      if layout is not None:
-        # Each device computes its own rows and heads.
-        attend = layout.over_heads(attend, a)
-      out = attend(*heads, segment_ids, layer.window, w.get("sinks"))
+      attend = self._self_attention()
+      out = attend(*q_k_v, segment_ids, options.window, w.get("sinks"))
     out = normed("attention_end_norm", self._project(w, "o", out))
-    x += stands(out, "between", None)
+    x += self._constrain(out, "between", None)
 
-    y = stands(normed("mlp_norm", x), "positions", None)
+    y = self._constrain(normed("mlp_norm", x), "positions", None)
     if a.experts:
-      y, shares, chosen = self._routed(w, y, recorded if c.replays else None)
+      replayed = recorded if self.compute.replays else None
+      y, probs, expert_ids = self._routed(w, y, replayed)
       if segment_ids is not None:
-        use = experts.use(shares, chosen, recorded, segment_ids > 0)
+        use = experts.measure_use(probs, expert_ids, recorded, segment_ids > 0)
     else:
-      if layout is None:
+      if self.compute.layout is None:
         # Merge [B, T] into one axis: XLA's CPU matmul is twice as fast then.
         y = y.reshape(-1, a.d_model)
-      y = stands(self._gated(w, y), "positions", "mlp")
+      y = self._constrain(self._gated(w, y), "positions", "mlp")
       y = self._project(w, "down", y).reshape(x.shape)
-    x += stands(normed("mlp_end_norm", y), "between", None)
-    return x, use if cached is None else (cache, chosen)
+    x += self._constrain(normed("mlp_end_norm", y), "between", None)
+    return x, use if attend_to_cache is None else (cache, expert_ids)
+
+  def _self_attention(self) -> Callable[..., jax.Array]:
+    """Returns attention over whole rows, each device with its own heads."""
+    compute = self.compute
+    attend = functools.partial(
+      self_attention.self_attention,
+      implementation=compute.attention,
+      chunk=compute.attention_chunk,
+      max_segments=compute.max_segments,
+    )
+    if compute.layout is None:
+      return attend
+    return compute.layout.over_heads(attend, self.a)
 
 
 class Transformer(nn.Module):
@@ -247,7 +296,10 @@ class Transformer(nn.Module):
     segment_ids: jax.Array,
     recorded: jax.Array | None = None,
   ) -> tuple[jax.Array, experts.Use | None]:
-    a, c = self.a, self.compute
+    """Arguments and results are those of `forward_with_use`."""
+    a = self.a
+    compute = self.compute
+    layout = compute.layout
     chex.assert_equal_shape([tokens, positions, segment_ids])
     params = {
       row.path[0]: self.param(row.path[0], _ZEROS, row.shape)
@@ -255,10 +307,12 @@ class Transformer(nn.Module):
       if not row.stacked
     }
     block = Block
-    policy = REMAT.get(c.remat)
-    if policy is None and c.layout is not None:
+    policy = REMAT.get(compute.remat)
+    if policy is None and layout is not None:
       policy = sharding.all_but_gathered
     if policy is not None:
+      # In a scan XLA cannot merge the recomputation with the forward pass, so
+      # JAX need not prevent it.
       block = nn.remat(Block, prevent_cse=False, policy=policy)
     layers = nn.scan(
       block,
@@ -266,17 +320,18 @@ class Transformer(nn.Module):
       split_rngs={"params": False},
       in_axes=(nn.broadcast, nn.broadcast, 0, 0),
       length=a.layers,
-      # A loop saves compile time, which matters only for deep stacks.
       unroll=a.layers if a.layers <= _UNROLLED_LAYERS else 1,
-    )(a, c, name=table.LAYERS)
+    )(a, compute, name=table.LAYERS)
     x = embedding.lookup(
-      params["embed"], tokens, dtype=c.dtype, layout=c.layout
+      params["embed"], tokens, dtype=compute.dtype, layout=layout
     )
-    x = embedded(x, a)
+    x = scale_embeddings(x, a)
     if recorded is not None:
+      # The scan is over the first axis.
       recorded = jnp.moveaxis(recorded, 2, 0)
-    rotary, differ = attention.rotary(a, positions), attention.layers(a)
-    x, use = layers(x, rotary, segment_ids, differ, recorded)
+    cos_sin = rotary.cos_and_sin(a, positions)
+    options = layer_options_lib.layer_options(a)
+    x, use = layers(x, cos_sin, segment_ids, options, recorded)
     return rms_norm(x, params["norm"], a), use
 
 
@@ -293,17 +348,21 @@ def forward(
 
   Args:
     params: nested dict laid out by `table.rows(a)`.
+    a: the architecture.
     tokens: int `[B, T]`; on a mesh, B is a multiple of data x fsdp x expert,
       and T of context.
     positions: int `[B, T]`, counted from 0 in each segment.
     segment_ids: int `[B, T]`, >= 1; 0 is padding. Attention is causal and
       stays inside a segment.
+    compute: how to compute.
 
   Returns:
     `[B, T, D]` after the final norm; `logits` projects them to the vocabulary.
   """
-  inputs = tokens, positions, segment_ids
-  return forward_with_use(params, a, *inputs, compute=compute)[0]
+  hidden, _ = forward_with_use(
+    params, a, tokens, positions, segment_ids, compute=compute
+  )
+  return hidden
 
 
 def forward_with_use(
@@ -312,15 +371,23 @@ def forward_with_use(
   *inputs: jax.Array | None,
   compute: Compute,
 ) -> tuple[jax.Array, experts.Use | None]:
-  """Returns what `forward` does, and how experts are used, `[L, ...]` each.
+  """Returns the final hidden states of packed rows, and the use of experts.
 
-  The latter is None without experts. `inputs` are tokens, positions, ids of
-  segments and perhaps recorded experts, int `[B, T, L, K]` (`experts.record`).
+  Args:
+    params: as in `forward`.
+    a: the architecture.
+    *inputs: tokens, positions and segment ids as in `forward`, and perhaps
+      recorded experts, int `[B, T, L, k]` (`experts.record`).
+    compute: how to compute.
+
+  Returns:
+    Hidden states `[B, T, D]` after the final norm, and how each layer's experts
+    are used, `[L, ...]` (None without experts).
   """
   model = Transformer(a, compute)
   params = {k: v for k, v in params.items() if k != "head" or not a.tied}
-  found: Any = model.apply({"params": params}, *inputs)
-  return found
+  hidden_and_use: Any = model.apply({"params": params}, *inputs)
+  return hidden_and_use
 
 
 def head(params: Params) -> jax.Array:

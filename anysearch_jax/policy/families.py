@@ -7,13 +7,17 @@ from typing import Any, NamedTuple
 
 
 class Family(NamedTuple):
-  """What a family's `config.json` does not say, or may say and we do not do.
+  """What distinguishes a family beyond the sizes in its `config.json`.
 
-  class_name: of transformers. qkv_bias: whether it always has these biases.
-  experts: whether every layer has experts. windows: whether layers may have
-  windows. layer_ropes: whether those have rotary positions of their own. only:
-  values that keys must have. fields: of `Architecture`, which all of the family
-  have.
+  Attributes:
+    class_name: the model class of transformers, in `architectures`.
+    qkv_bias: whether q, k and v always have biases; the file need not say so.
+    experts: whether every layer has experts.
+    windows: whether layers may have sliding-window attention.
+    layer_ropes: whether windowed layers have a RoPE of their own.
+    allowed_values: for some keys of the file, the only values that the decoder
+      computes correctly; others are refused.
+    architecture_fields: fields of `Architecture` that the whole family shares.
   """
 
   class_name: str
@@ -21,47 +25,53 @@ class Family(NamedTuple):
   experts: bool = False
   windows: bool = False
   layer_ropes: bool = False
-  only: Mapping[str, tuple] = {}
-  fields: Mapping[str, Any] = {}
+  allowed_values: Mapping[str, tuple] = {}
+  architecture_fields: Mapping[str, Any] = {}
 
 
 # By `model_type`. A family is a row here.
 FAMILIES = {
-  "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True),
-  "qwen3": Family("Qwen3ForCausalLM", fields={"qk_norm": True}),
+  "qwen2": Family(class_name="Qwen2ForCausalLM", qkv_bias=True),
+  "qwen3": Family(
+    class_name="Qwen3ForCausalLM", architecture_fields={"qk_norm": True}
+  ),
   "qwen3_moe": Family(
-    "Qwen3MoeForCausalLM",
+    class_name="Qwen3MoeForCausalLM",
     experts=True,
-    only={
-      # Layers without experts among those with them.
+    allowed_values={
+      # Dense layers between those with experts are not supported.
       "decoder_sparse_step": (1,),
       "mlp_only_layers": ([], None),
-      # Of Qwen3-Coder; transformers reads none of them.
+      # Keys of Qwen3-Coder, which transformers ignores.
       "qkv_bias": (False,),
       "use_qk_norm": (True,),
       "shared_expert_intermediate_size": (0,),
     },
-    fields={"qk_norm": True},
+    architecture_fields={"qk_norm": True},
   ),
-  "llama": Family("LlamaForCausalLM"),
-  "smollm3": Family("SmolLM3ForCausalLM"),
+  "llama": Family(class_name="LlamaForCausalLM"),
+  "smollm3": Family(class_name="SmolLM3ForCausalLM"),
   "olmo3": Family(
-    "Olmo3ForCausalLM",
+    class_name="Olmo3ForCausalLM",
     windows=True,
     layer_ropes=True,
-    fields={"qk_norm": True, "joint_norm": True, "norms": "after"},
+    architecture_fields={
+      "qk_norm": True,
+      "joint_norm": True,
+      "norms": "after",
+    },
   ),
   "gemma3_text": Family(
-    "Gemma3ForCausalLM",
+    class_name="Gemma3ForCausalLM",
     windows=True,
     layer_ropes=True,
-    only={
+    allowed_values={
       "hidden_activation": ("gelu_pytorch_tanh",),
       "use_bidirectional_attention": (False, None),
       "attn_logit_softcapping": (None,),
       "final_logit_softcapping": (None,),
     },
-    fields={
+    architecture_fields={
       "qk_norm": True,
       "norms": "around",
       "norm_offset": 1.0,
@@ -70,10 +80,10 @@ FAMILIES = {
     },
   ),
   "gpt_oss": Family(
-    "GptOssForCausalLM",
+    class_name="GptOssForCausalLM",
     experts=True,
     windows=True,
-    only={"swiglu_alpha": (1.702,), "swiglu_limit": (7.0, 7)},
-    fields={"sinks": True, "clamped": True},
+    allowed_values={"swiglu_alpha": (1.702,), "swiglu_limit": (7.0, 7)},
+    architecture_fields={"sinks": True, "clamped": True},
   ),
 }

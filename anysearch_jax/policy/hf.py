@@ -15,21 +15,42 @@ import numpy as np
 
 from anysearch_jax.host import json_files, processes
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf_config, lora, sharding, table, tensor_files
+from anysearch_jax.policy import (
+  hf_architecture,
+  hf_config,
+  lora,
+  sharding,
+  table,
+  tensor_files,
+)
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 # The files of a checkpoint that an export copies: all but weights and card.
 _FILES = (
-  *("config.json", "generation_config.json", "tokenizer*", "vocab.json"),
-  *("special_tokens_map.json", "added_tokens.json", "merges.txt"),
-  *("chat_template*", "LICENSE*", "NOTICE*", "USE_POLICY*"),
+  "config.json",
+  "generation_config.json",
+  "tokenizer*",
+  "vocab.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "merges.txt",
+  "chat_template*",
+  "LICENSE*",
+  "NOTICE*",
+  "USE_POLICY*",
 )
 # Buffers in old checkpoints that can be computed from the config.
 _IGNORED = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
-# Who publishes what a folder's name begins with.
-_OWNERS = {"Qwen": "Qwen", "Llama": "meta-llama", "SmolLM": "HuggingFaceTB"}
-_OWNERS |= {"Olmo": "allenai", "gemma": "google", "gpt-oss": "openai"}
+# The hub's owner of a policy, by the first letters of its name.
+_OWNERS = {
+  "Qwen": "Qwen",
+  "Llama": "meta-llama",
+  "SmolLM": "HuggingFaceTB",
+  "Olmo": "allenai",
+  "gemma": "google",
+  "gpt-oss": "openai",
+}
 _WRITING = ".writing"  # Ends the name of a folder that is not whole yet.
 
 
@@ -56,11 +77,15 @@ def load(
   mesh: jax.sharding.Mesh | None = None,
   dtype: Any = jnp.float32,
 ) -> Policy:
-  """Loads a folder of a family that `architecture` knows.
+  """Loads a policy of a supported family (`families.FAMILIES`).
 
-  The folder has `config.json`, safetensors and a fast tokenizer. Each device of
-  the mesh reads only its shard; None means the first device. Nothing is
-  allocated before the folder is known to be complete and supported.
+  Each device reads only its shard. Nothing is allocated before the folder is
+  known to be complete and supported.
+
+  Args:
+    folder: has `config.json`, safetensors and a fast tokenizer.
+    mesh: the devices to shard the weights over; None means the first device.
+    dtype: type of the weights, whatever the type in the files.
 
   Raises:
     ValueError: something is missing or not supported; the message names it.
@@ -81,12 +106,13 @@ def load(
 def describe(
   folder: str | pathlib.Path,
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
-  """Reads a folder without its weights; raises as `load` does."""
+  """Reads architecture and tokenizer of a folder; raises as `load` does."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
   if not path.is_file():
-    name, owners = folder.name, _OWNERS
-    owner = next((owners[x] for x in owners if name.startswith(x)), "OWNER")
+    name = folder.name
+    owners = (_OWNERS[x] for x in _OWNERS if name.startswith(x))
+    owner = next(owners, "OWNER")
     advice = f"Download one by `hf download {owner}/{name} --local-dir DIR`."
     if name == "graded_world_policy":  # In configs/.
       advice = "Make the shipped one again by `python -m research.warm_start`."
@@ -96,7 +122,7 @@ def describe(
   config = json_files.read(path)
   hf_config.refuse_adapter(folder)
   try:
-    a = architecture_lib.from_hf(config)
+    a = hf_architecture.from_hf(config)
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
   tokenizer = tokenizer_lib.Tokenizer.from_folder(folder)
@@ -105,12 +131,12 @@ def describe(
       f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, the "
       f"embedding {a.vocab_size} rows; they are not of one model."
     )
-  last = max(tokenizer.end_of_turn_ids, default=0)
-  if last >= tokenizer.vocab_size:
+  largest_id = max(tokenizer.end_of_turn_ids, default=0)
+  if largest_id >= tokenizer.vocab_size:
     raise ValueError(
-      f"{folder}: eos_token_id {last} of generation_config.json or config.json "
-      f"is none of the tokenizer's {tokenizer.vocab_size} tokens; expected a "
-      "smaller id."
+      f"{folder}: eos_token_id {largest_id} of generation_config.json or "
+      f"config.json is none of the tokenizer's {tokenizer.vocab_size} tokens; "
+      "expected a smaller id."
     )
   return a, tokenizer
 
@@ -127,29 +153,41 @@ def save(
 
   A folder that exists is replaced. Adapters are merged into the weights, which
   may be on any mesh. In a run of several processes all must call this function;
-  the first one writes the files. `texts` are further text files by
-  name, such as a model card.
+  the first one writes the files.
+
+  Args:
+    folder: the folder to write.
+    policy: the policy.
+    dtype: type of the weights in the files.
+    shard_bytes: maximum bytes of a file, unless one tensor is larger.
+    texts: further text files by name, such as a model card.
   """
   a = policy.architecture
-  with _appears_once(folder) as beside:
+  with _atomic_directory_of_main(folder) as temporary:
     if processes.is_main():
-      save_files(beside, policy, dtype=dtype)
+      save_files(temporary, policy, dtype=dtype)
       for name, text in (texts or {}).items():
-        (beside / name).write_text(text)
+        (temporary / name).write_text(text)
     tensor_files.save(
-      beside,
+      temporary,
       policy.params,
       table.base_rows(a),
       dtype=dtype,
       shard_bytes=shard_bytes,
-      part_of=functools.partial(lora.merged, policy.params, a),
+      part_of=functools.partial(lora.merged_weight, policy.params, a),
     )
 
 
 def cast(
   params: dict[str, Any], a: architecture_lib.Architecture, dtype: Any
 ) -> dict[str, Any]:
-  """Casts weights for an engine, except the scales of norms."""
+  """Casts weights for an engine, except the scales of norms.
+
+  Args:
+    params: nested dict laid out by `table.rows(a)`.
+    a: the architecture.
+    dtype: the type of all other weights.
+  """
   scales = {row.path for row in table.rows(a) if row.init is None}
   return jax.tree_util.tree_map_with_path(
     lambda path, x: (
@@ -164,15 +202,17 @@ def save_files(
 ) -> None:
   """Writes configuration and tokenizer; copies those of `source` if it is set.
 
-  The folder must exist; the parameters are not used. `dtype` is the weights'
-  type in config.json; None keeps the source's value.
+  Args:
+    folder: the folder to write to, which must exist.
+    policy: the policy, whose parameters are not used.
+    dtype: the weights' type in config.json; None keeps the source's value.
   """
   folder = pathlib.Path(folder)
   if policy.source is None:
     ids = sorted(policy.tokenizer.end_of_turn_ids)
     # The default of transformers may be beyond a small embedding.
     pad = policy.tokenizer.hf.pad_token_id
-    hf = architecture_lib.to_hf(
+    hf = hf_architecture.to_hf(
       policy.architecture, dtype="float32", eos_token_id=ids, pad_token_id=pad
     )
     policy.tokenizer.hf.save_pretrained(folder)
@@ -199,14 +239,21 @@ def save_adapter(
 ) -> None:
   """Writes only the adapters, as a PEFT folder; see `save`.
 
-  `base` is the name or the path of the base model.
+  Args:
+    folder: the folder to write.
+    policy: a policy with adapters.
+    base: the name or the path of the base model.
+    dtype: type of the adapters in the file.
+
+  Raises:
+    ValueError: the policy has no adapters.
   """
   a = policy.architecture
   if a.lora is None:
     raise ValueError("Found a policy without adapters; expected one with them.")
-  with _appears_once(folder) as beside:
+  with _atomic_directory_of_main(folder) as temporary:
     tensor_files.save(
-      beside,
+      temporary,
       policy.params,
       table.adapter_rows(a),
       dtype=dtype,
@@ -215,7 +262,7 @@ def save_adapter(
     if not processes.is_main():
       return
     json_files.write(
-      beside / "adapter_config.json",
+      temporary / "adapter_config.json",
       {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -236,7 +283,7 @@ def save_adapter(
 
 
 @contextlib.contextmanager
-def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
+def atomic_directory(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a temporary folder that replaces `folder` if no error occurs.
 
   Until then `folder` is unchanged. If `folder` is a symbolic link, its target
@@ -248,31 +295,31 @@ def appears_whole(folder: str | pathlib.Path) -> Iterator[pathlib.Path]:
   folder = pathlib.Path(folder).resolve()
   if folder.exists() and not folder.is_dir():
     raise ValueError(f"{folder} is a file; expected a folder or nothing.")
-  beside = folder.with_name(folder.name + _WRITING)
+  temporary = folder.with_name(folder.name + _WRITING)
   replaced = folder.with_name(folder.name + ".replaced")
   if replaced.exists() and not folder.exists():
     replaced.rename(folder)  # A process was killed between the renames below.
-  for left_over in (beside, replaced):
+  for left_over in (temporary, replaced):
     shutil.rmtree(left_over, ignore_errors=True)
-  beside.mkdir(parents=True)
+  temporary.mkdir(parents=True)
   try:
-    yield beside
+    yield temporary
     if folder.exists():
       folder.rename(replaced)
-    beside.rename(folder)
+    temporary.rename(folder)
   except BaseException:
     if replaced.exists() and not folder.exists():
       replaced.rename(folder)
-    shutil.rmtree(beside, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     raise
   shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _appears_once(
+def _atomic_directory_of_main(
   folder: str | pathlib.Path,
 ) -> contextlib.AbstractContextManager[pathlib.Path]:
-  """Returns `appears_whole` in the first process, its folder in all others."""
+  """Returns `atomic_directory` in process 0, its folder in all others."""
   if processes.is_main():
-    return appears_whole(folder)
+    return atomic_directory(folder)
   folder = pathlib.Path(folder).resolve()
   return contextlib.nullcontext(folder.with_name(folder.name + _WRITING))

@@ -50,11 +50,17 @@ _ONLY: Mapping[str, tuple] = {
   "quantization_config": (None,),
   "tie_encoder_decoder": (False, None),
 }
-_SHOWN = 80
+# Characters of a value that an error shows.
+_MAX_SHOWN = 80
 
 
 class Kind(NamedTuple):
-  """The required type of a value. Booleans do not count as numbers."""
+  """The required type of a value. Booleans do not count as numbers.
+
+  Attributes:
+    words: the type in an error's words, after "expected".
+    holds: whether a value is of this type.
+  """
 
   words: str
   holds: Callable[[Any], bool]
@@ -72,15 +78,15 @@ NAMES = Kind(
 OBJECT = Kind("an object", lambda x: isinstance(x, Mapping))
 
 
-def typed(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+def check_types(values: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
   """Raises ValueError for the first key that is missing or of another kind."""
   for key, kind in kinds.items():
     if key not in values or not kind.holds(values[key]):
-      found = repr(values[key]) if key in values else "missing"
-      raise ValueError(f"config.json: {key} is {found}, expected {kind.words}.")
+      value = repr(values[key]) if key in values else "missing"
+      raise ValueError(f"config.json: {key} is {value}, expected {kind.words}.")
 
 
-def check(
+def check_keys(
   hf: Mapping[str, Any],
   *,
   understood: Collection[str],
@@ -89,15 +95,19 @@ def check(
 ) -> None:
   """Refuses keys that may change what a model computes.
 
-  An unknown key with a null value is accepted. The caller reads the keys
-  `understood`; those of `harmless` change nothing in this family, those of
-  `only` nothing with the given values.
+  An unknown key with a null value is accepted.
+
+  Args:
+    hf: the values of the file.
+    understood: keys that the caller reads.
+    harmless: keys that change nothing in this family.
+    only: keys that change nothing as long as they have one of these values.
 
   Raises:
     ValueError: names the first refused key, and what was expected.
   """
   only = {**_ONLY, **only}
-  known = _HARMLESS | {*understood, *harmless}
+  known_keys = _HARMLESS | {*understood, *harmless}
   for key, value in hf.items():
     if key in only:
       if not any(type(value) is type(v) and value == v for v in only[key]):
@@ -105,14 +115,14 @@ def check(
           "no such key" if v is None else repr(v) for v in only[key]
         )
         raise ValueError(
-          f"config.json: {key} {_shown(value)} is not supported; expected "
-          f"{expected}."
+          f"config.json: {key} {_shortened(value)} is not supported; "
+          f"expected {expected}."
         )
-    elif key not in known and value is not None:
+    elif key not in known_keys and value is not None:
       raise ValueError(
-        f"config.json: unknown key {key!r} ({_shown(value)}), which may change "
-        "what the model computes; expected keys that are known. Remove it if "
-        "you know that it changes nothing."
+        f"config.json: unknown key {key!r} ({_shortened(value)}), which may "
+        "change what the model computes; expected keys that are known. Remove "
+        "it if you know that it changes nothing."
       )
 
 
@@ -130,6 +140,6 @@ def refuse_adapter(folder: pathlib.Path) -> None:
     )
 
 
-def _shown(value: Any) -> str:
+def _shortened(value: Any) -> str:
   text = repr(value)
-  return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+  return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

@@ -31,11 +31,12 @@ def attach(
   """
   if not config.rank:
     return a
-  inside = {"gate", "up", "down"} & {*config.targets}
-  if a.experts and inside:
+  expert_targets = {"gate", "up", "down"} & {*config.targets}
+  if a.experts and expert_targets:
     raise ValueError(
-      f"lora.targets: found {', '.join(sorted(inside))}, of which this policy "
-      f"has {a.experts} in each layer; expected targets among q, k, v and o."
+      f"lora.targets: found {', '.join(sorted(expert_targets))}, of which this "
+      f"policy has {a.experts} in each layer; expected targets among q, k, v "
+      "and o."
     )
   if config.rank > a.d_model:
     raise ValueError(
@@ -65,40 +66,47 @@ def combine(base: decoder.Params, adapters: decoder.Params) -> decoder.Params:
   return base | {table.LAYERS: layers}
 
 
-def merged(
+def merged_weight(
   params: decoder.Params,
   a: architecture_lib.Architecture,
   row: weights.Weight,
   i: Sequence[int | jax.Array],
 ) -> jax.Array:
-  """Returns a base row at `i`, merged with its adapter if it has one.
+  """Returns one layer of a base row, merged with its adapter if it has one.
 
-  `i` is as for `parameters.part`. A merged layer is float32; any other keeps
-  its dtype.
+  A merged layer is float32; any other keeps its dtype.
+
+  Args:
+    params: the parameters, adapters included.
+    a: the architecture, adapters included.
+    row: the base row.
+    i: as for `parameters.layer_slice`.
   """
-  weight, key = weights.part(params, row, i), row.path[-1]
+  weight = weights.layer_slice(params, row, i)
+  key = row.path[-1]
   if a.lora is None or not row.stacked or key not in a.lora.targets:
     return weight
-  factors = (
-    weights.index(params[table.LAYERS][f"{key}_lora_{factor}"], i)
-    for factor in "ab"
-  )
-  gives_first = table.projections(a)[key].gives_first
-  return _added(weight, *factors, a.lora.scale, gives_first)
+  layers = params[table.LAYERS]
+  lora_a = weights.index(layers[f"{key}_lora_a"], i)
+  lora_b = weights.index(layers[f"{key}_lora_b"], i)
+  out_axes_first = table.projections(a)[key].out_axes_first
+  return _merge(weight, lora_a, lora_b, a.lora.scale, out_axes_first)
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
-def _added(
+def _merge(
   weight: jax.Array,
   lora_a: jax.Array,
   lora_b: jax.Array,
   scale: float,
-  gives_first: bool,
+  out_axes_first: bool,
 ) -> jax.Array:
-  lora_a, lora_b = lora_a.astype(jnp.float32), lora_b.astype(jnp.float32)
+  """Returns W + scale * A B in float32."""
+  lora_a = lora_a.astype(jnp.float32)
+  lora_b = lora_b.astype(jnp.float32)
   product = (
     jnp.tensordot(lora_b, lora_a, (0, -1))
-    if gives_first
+    if out_axes_first
     else jnp.tensordot(lora_a, lora_b, 1)
   )
   return weight.astype(jnp.float32) + scale * product

@@ -4,8 +4,8 @@ A row has the parameter's path in our nested dict, its shape and logical axes,
 its name in a checkpoint file, and how the file's layout is rearranged:
 `ours = file.reshape(split).transpose(perm)`. A row whose name contains
 `{layer}` is stacked over layers on its first axis, and one with `{expert}` over
-experts on its second. Initial values, shardings,
-loading and export all follow from the rows.
+experts on its second. Initial values, shardings, loading and export all follow
+from the rows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import numpy as np
 
 # One slice per axis, with start and stop.
 Block = tuple[slice, ...]
-# The mesh axes that an axis is sharded over, and those of each logical axis.
+# The mesh axes that an axis is sharded over.
 Over = str | tuple[str, ...] | None
+# Maps logical axes to mesh axes.
 Rules = Mapping[str, Over]
 
 
@@ -40,7 +41,8 @@ class Weight:
     perm: the transpose after `split`.
     file_shape: shape of one tensor in the file.
     init: standard deviation of the normal initial value, 0 means zeros; None
-      means a norm's scale, whose initial value is `scale`.
+      means a norm's scale.
+    scale: the initial value of a norm's scale.
   """
 
   path: tuple[str, ...]
@@ -60,12 +62,13 @@ class Weight:
 
   @property
   def stack(self) -> tuple[int, ...]:
-    """The sizes of the axes that are no axes of the file's tensors."""
-    return self.shape[: self.stacked + ("{expert}" in self.name)]
+    """The sizes of the axes over layers and experts, which files lack."""
+    axes = [key for key in ("{layer}", "{expert}") if key in self.name]
+    return self.shape[: len(axes)]
 
   @property
   def layer_shape(self) -> tuple[int, ...]:
-    """Our shape of one layer, or of the whole."""
+    """Our shape of one layer, or of the whole array if it is not stacked."""
     return self.shape[1:] if self.stacked else self.shape
 
   @property
@@ -73,11 +76,11 @@ class Weight:
     """Our shape of one tensor of the file."""
     return self.shape[len(self.stack) :]
 
-  def names(self) -> list[str]:
+  def tensor_names(self) -> list[str]:
     """Returns the names of this row's tensors in the file, layer by layer."""
-    return [self.named(i) for i in np.ndindex(*self.stack)]
+    return [self.tensor_name(i) for i in np.ndindex(*self.stack)]
 
-  def named(self, i: Sequence[int]) -> str:
+  def tensor_name(self, i: Sequence[int]) -> str:
     """Returns the name of the tensor at an index of `stack`."""
     return self.name.format(**dict(zip(("layer", "expert"), i, strict=False)))
 
@@ -85,10 +88,10 @@ class Weight:
     """Rearranges one tensor of the file to our layout."""
     return tensor.reshape(self.split).transpose(self.perm)
 
-  def to_file(self, ours):
+  def to_file(self, array):
     """Rearranges one layer (NumPy or JAX) to the file's layout."""
     inverse = tuple(int(i) for i in np.argsort(self.perm))
-    return ours.transpose(inverse).reshape(self.file_shape)
+    return array.transpose(inverse).reshape(self.file_shape)
 
   def read_block(
     self, block: Block, read: Callable[[Block], np.ndarray]
@@ -97,30 +100,38 @@ class Weight:
 
     One axis of the file may consist of several of ours, such as heads and
     head_dim. A block of the outermost of them is contiguous in the file; for
-    any other, the whole file axis is read and then sliced. `block` is one of
-    `tensor_shape`, and `read` returns a block of the file's tensor.
+    any other, the whole file axis is read and then sliced.
+
+    Args:
+      block: a block of `tensor_shape`.
+      read: returns a block of the file's tensor.
 
     Returns:
       A view of the array that `read` returned.
     """
-    wanted = [block[self.perm.index(j)] for j in range(len(self.perm))]
-    shape, asked, axis = list(self.split), [], 0
+    # The block by the axes of `split`, which are in the file's order.
+    slices = [block[self.perm.index(j)] for j in range(len(self.perm))]
+    shape = list(self.split)
+    file_slices = []
+    axis = 0
     for size in self.file_shape:
-      start, held = axis, 1
-      while held < size:
-        held *= self.split[axis]
+      # The axes of `split` from `first` to `axis` make up this file axis.
+      first = axis
+      product = 1
+      while product < size:
+        product *= self.split[axis]
         axis += 1
-      outer = next((j for j in range(start, axis) if self.split[j] > 1), None)
+      outer = next((j for j in range(first, axis) if self.split[j] > 1), None)
       if outer is None:
-        asked.append(slice(0, size))
+        file_slices.append(slice(0, size))
         continue
       width = size // self.split[outer]
-      cut = wanted[outer]
-      asked.append(slice(cut.start * width, cut.stop * width))
+      cut = slices[outer]
+      file_slices.append(slice(cut.start * width, cut.stop * width))
       shape[outer] = cut.stop - cut.start
-      wanted[outer] = slice(None)
-    part = read(tuple(asked)).reshape(shape)
-    return part[tuple(wanted)].transpose(self.perm)
+      slices[outer] = slice(None)
+    array = read(tuple(file_slices)).reshape(shape)
+    return array[tuple(slices)].transpose(self.perm)
 
 
 def tree(rows: Sequence[Weight], leaf: Callable[[Weight], Any]) -> dict:
@@ -141,10 +152,13 @@ def get(params: Mapping, path: Sequence[str]):
   return params
 
 
-def part(params: Mapping, row: Weight, i: Sequence[int | jax.Array]):
-  """Returns a row's array at `i`, in our layout (NumPy or JAX).
+def layer_slice(params: Mapping, row: Weight, i: Sequence[int | jax.Array]):
+  """Returns one layer of a row, in our layout (NumPy or JAX).
 
-  `i` is an index of `row.stack`, or of a layer alone.
+  Args:
+    params: the nested dict of parameters.
+    row: the row.
+    i: an index of `row.stack`, or of a layer alone; () if it is not stacked.
   """
   return index(get(params, row.path), i)
 
@@ -158,25 +172,23 @@ def index(array, i: Sequence[int | jax.Array]):
 
 @jax.jit
 def _index(array: jax.Array, i: tuple[jax.Array, ...]) -> jax.Array:
-  for each in i:
-    array = jax.lax.dynamic_index_in_dim(array, each, keepdims=False)
+  """Indexes the first axes; `i` is traced, so that a program serves all."""
+  for axis_index in i:
+    array = jax.lax.dynamic_index_in_dim(array, axis_index, keepdims=False)
   return array
 
 
 def tensors(
   rows: Sequence[Weight],
 ) -> Iterator[tuple[str, Weight, tuple[int, ...]]]:
-  """Yields (name, row, index) of each tensor, layer after layer.
-
-  The index is one of the row's `stack`.
-  """
-  for stacked, found in itertools.groupby(rows, lambda row: row.stacked):
-    group = list(found)
+  """Yields (name, row, index of the row's `stack`), layer after layer."""
+  for stacked, neighbours in itertools.groupby(rows, lambda row: row.stacked):
+    group = list(neighbours)
     for layer in range(group[0].shape[0] if stacked else 1):
       for row in group:
         for expert in np.ndindex(*row.stack[1:]):
           i = (layer, *expert) if stacked else ()
-          yield row.named(i), row, i
+          yield row.tensor_name(i), row, i
 
 
 def count(rows: Sequence[Weight]) -> int:
@@ -201,7 +213,13 @@ def shardings(
   mesh: jax.sharding.Mesh,
   rules: Rules,
 ) -> dict:
-  """Returns the nested dict of each weight's `NamedSharding`; see `spec`."""
+  """Returns the nested dict of each weight's `NamedSharding`.
+
+  Args:
+    rows: the table.
+    mesh: the mesh of the weights.
+    rules: as for `spec`.
+  """
   return tree(
     rows,
     lambda row: jax.sharding.NamedSharding(
@@ -220,17 +238,23 @@ def spec(
 
   An axis whose size the mesh axes do not divide is replicated (fewer kv heads
   than tensor parallelism, an odd vocabulary).
+
+  Args:
+    shape: the array's.
+    axes: the logical axis of each axis, or None.
+    mesh: the mesh of the array.
+    rules: maps logical axes to mesh axes.
   """
-  out = []
+  partition = []
   for axis, size in zip(axes, shape, strict=True):
     over = rules[axis] if axis else None
-    parts = math.prod(mesh.shape[name] for name in names(over))
-    out.append(over if size % parts == 0 else None)
-  return jax.P(*out)
+    shards = math.prod(mesh.shape[name] for name in mesh_axes(over))
+    partition.append(over if size % shards == 0 else None)
+  return jax.P(*partition)
 
 
-def names(over: Over) -> tuple[str, ...]:
-  """Returns the mesh axes."""
+def mesh_axes(over: Over) -> tuple[str, ...]:
+  """Returns the names of mesh axes as a tuple."""
   if over is None:
     return ()
   return (over,) if isinstance(over, str) else over
@@ -241,12 +265,15 @@ def abstract(
 ) -> dict:
   """Returns the nested dict of `jax.ShapeDtypeStruct`; allocates nothing.
 
-  Scales of norms are float32, all else has the dtype.
+  Args:
+    rows: the table.
+    shardings: nested dict laid out by the table; None means no shardings.
+    dtype: of all weights but the scales of norms, which are float32.
   """
 
   def leaf(row: Weight) -> jax.ShapeDtypeStruct:
     sharding = get(shardings, row.path) if shardings is not None else None
-    kept = np.float32 if row.init is None else dtype
-    return jax.ShapeDtypeStruct(row.shape, kept, sharding=sharding)
+    row_dtype = np.float32 if row.init is None else dtype
+    return jax.ShapeDtypeStruct(row.shape, row_dtype, sharding=sharding)
 
   return tree(rows, leaf)

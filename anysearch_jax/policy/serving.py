@@ -20,17 +20,24 @@ import jax.numpy as jnp
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, experts, lora, sharding, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy.attention import masks as attention
+from anysearch_jax.policy.attention import layer_options as layer_options_lib
+from anysearch_jax.policy.attention import rotary
 
 C = TypeVar("C")  # The cache of one layer.
-_Maybe = jax.Array | None
-# Maps queries, keys and values of new tokens, a layer's cache, positions, the
-# mask of real tokens, the layer's window (None: it sees all tokens) and sinks
-# to the attention output and the new cache. A fused layer's queries are all
-# three, the others None: see `Paged.__call__`.
+_MaybeArray = jax.Array | None
+# Writes new tokens to a layer's cache and attends to it, as `Paged.__call__`.
 Attend = Callable[
-  [jax.Array, _Maybe, _Maybe, C, jax.Array, jax.Array, int | None, _Maybe],
-  tuple[jax.Array, C],
+  [
+    jax.Array,  # Queries; of a fused layer queries, keys and values.
+    _MaybeArray,  # Keys; None if the layer is fused.
+    _MaybeArray,  # Values, alike.
+    C,
+    jax.Array,  # Positions.
+    jax.Array,  # The mask of real tokens.
+    int | None,  # The window; None if the layer sees all tokens.
+    _MaybeArray,  # Sinks.
+  ],
+  tuple[jax.Array, C],  # The attention output and the new cache.
 ]
 
 
@@ -42,31 +49,39 @@ class FusedBlock(decoder.Block):
     return dict(self.variables["params"])
 
   def _heads(
-    self, w: dict[str, jax.Array], y: jax.Array, rotary: decoder.Rotary
+    self, w: dict[str, jax.Array], y: jax.Array, cos_sin: rotary.CosSin
   ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
-    """Returns `[B, T, K, G + 2, H]`, and None twice, for `Attend`."""
+    """Returns `[B, T, K, G + 2, H]`, and None twice, for `Attend`.
+
+    G is the number of query heads that share a kv head. A kv head's queries
+    come first, then its key and its value.
+    """
     if "qkv" not in w:
-      return super()._heads(w, y, rotary)
-    a, group = self.a, self.a.heads // self.a.kv_heads
+      return super()._heads(w, y, cos_sin)
+    a = self.a
+    group = a.heads // a.kv_heads
     x = jnp.tensordot(y, w["qkv"], 1)
     if "qkv_bias" in w:
       x += w["qkv_bias"]
-    # One kernel on a GPU norms and turns all heads, if it need not also split
-    # the axis of the product's columns.
-    turned = x = jax.lax.optimization_barrier(x)
+    # The barrier lets a GPU norm and rotate all heads in one kernel, which then
+    # need not also split the axis of the product's columns.
+    x = jax.lax.optimization_barrier(x)
+    rotated = x
     head = jnp.arange(group + 2)[:, None]
     if a.qk_norm:
       scale = jnp.where(head < group, w["q_norm"], w["k_norm"])
-      turned = decoder.rms_norm(x, scale, a)
-      turned *= jnp.where(head < group, a.query_scale, 1.0)
-    turned = attention.rotate(turned, *(each[..., None, :] for each in rotary))
-    return jnp.where(head <= group, turned, x), None, None
+      rotated = decoder.rms_norm(x, scale, a)
+      rotated *= jnp.where(head < group, a.query_scale, 1.0)
+    cos, sin = cos_sin
+    rotated = rotary.rotate(rotated, cos[..., None, :], sin[..., None, :])
+    is_query_or_key = head <= group
+    return jnp.where(is_query_or_key, rotated, x), None, None
 
   def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
     x = jnp.tensordot(y, w["gate_up"], 1)
     if "gate_up_bias" in w:
       x += w["gate_up_bias"]
-    return self._active(x[..., 0, :]) * x[..., 1, :]
+    return self._activation(x[..., 0, :]) * x[..., 1, :]
 
 
 def prepare(
@@ -94,29 +109,39 @@ def prepare(
     _layer(params[table.LAYERS], i, a=a, dtype=dtype, fused=fused, mesh=mesh)
     for i in range(a.layers)
   ]
-  others = {
+  unstacked = {
     row.path[0]: _cast(params[row.path[0]], row, dtype)
     for row in table.base_rows(a)
     if not row.stacked
   }
-  return others | {table.LAYERS: layers}
+  return unstacked | {table.LAYERS: layers}
 
 
 def shardings(
   a: architecture_lib.Architecture, mesh: jax.sharding.Mesh, *, fused: bool
 ) -> decoder.Params:
-  """Returns the sharding of each array that `prepare` returns."""
+  """Returns the sharding of each array that `prepare` returns.
 
-  def stands(shape, names) -> jax.sharding.NamedSharding:
-    return jax.sharding.NamedSharding(
-      mesh, weights.spec(shape, names, mesh, sharding.RULES)
-    )
+  Args:
+    a: the architecture.
+    mesh: the mesh of the arrays.
+    fused: as for `prepare`.
+  """
 
-  rows = table.base_rows(a)
-  whole = {r.path[0]: stands(r.shape, r.axes) for r in rows if not r.stacked}
-  axes = _axes(a, fused=fused)
-  layer = {key: stands(*found) for key, found in axes.items()}
-  return whole | {table.LAYERS: [layer] * a.layers}
+  def named_sharding(shape, axes) -> jax.sharding.NamedSharding:
+    spec = weights.spec(shape, axes, mesh, sharding.RULES)
+    return jax.sharding.NamedSharding(mesh, spec)
+
+  unstacked = {
+    row.path[0]: named_sharding(row.shape, row.axes)
+    for row in table.base_rows(a)
+    if not row.stacked
+  }
+  layer = {
+    key: named_sharding(shape, axes)
+    for key, (shape, axes) in _shapes_and_axes(a, fused=fused).items()
+  }
+  return unstacked | {table.LAYERS: [layer] * a.layers}
 
 
 def extend(
@@ -138,50 +163,57 @@ def extend(
     a: the architecture, without adapters.
     tokens: int `[B, T]`; token t of a row has position start + t.
     starts: int `[B]`, number of tokens cached for each row.
-    counts: int `[B]`, number of real tokens in each row; the rest is padding.
-    caches: of every layer.
+    counts: int `[B]`, number of real tokens in each row; others are padding.
+    caches: the cache of each layer.
     attend: writes new tokens to a layer's cache, then attends to it.
     dtype: compute type.
     mesh: whose `data` axis the rows are sharded over; None means one device.
 
   Returns:
-    Normed hidden states `[B, T, D]`, the new caches, and the experts that each
-    token chose, `[B, T, L, K]` as `experts.record` has them (None without
-    experts). States and experts of padding are meaningless. Several rows may be
-    chunks of one sequence, because every layer writes the keys and values of
-    all rows before it attends.
+    Normed hidden states `[B, T, D]`, the new caches, and the ids of each
+    token's experts, `[B, T, L, k]` in the dtype of `experts.record` (None
+    without experts). States and experts of padding are meaningless. Several
+    rows may be chunks of one sequence, because every layer writes the keys and
+    values of all rows before it attends.
   """
   chex.assert_equal_shape([starts, counts])
   step = jnp.arange(tokens.shape[1])[None]
   real = step < counts[:, None]
   # Padding repeats the last position, so that no row reads beyond its cache.
-  last = jnp.maximum(counts[:, None] - 1, 0)
-  positions = starts[:, None] + jnp.minimum(step, last)
-  rotary = attention.rotary(a, positions)
-  x = decoder.embedded(params["embed"][tokens].astype(dtype), a)
-  out: list[C] = []
-  chosen: list[jax.Array] = []
+  last_step = jnp.maximum(counts[:, None] - 1, 0)
+  positions = starts[:, None] + jnp.minimum(step, last_step)
+  cos_sin = rotary.cos_and_sin(a, positions)
+  x = decoder.scale_embeddings(params["embed"][tokens].astype(dtype), a)
+  new_caches: list[C] = []
+  expert_ids: list[jax.Array] = []
   layers = zip(params[table.LAYERS], caches, strict=True)
-  differ = attention.layers(a)
+  all_options = layer_options_lib.layer_options(a)
+  expert_layout = None if mesh is None else sharding.Layout(mesh)
   for i, (layer, cache) in enumerate(layers):
-    own = attention.Layer(*(None if x is None else x[i] for x in differ))
+    options = jax.tree.map(lambda x, i=i: x[i], all_options)
 
-    def cached(q, k, v, sinks, cache=cache, window=own.window):
+    def attend_to_cache(q, k, v, sinks, cache=cache, window=options.window):
       return attend(q, k, v, cache, positions, real, window, sinks)
 
-    kind = FusedBlock if {"qkv", "gate_up"} & layer.keys() else decoder.Block
-    block = kind(a, over=None if mesh is None else sharding.Layout(mesh))
-    found: Any = block.apply(
-      {"params": layer}, x, rotary, None, own, cached=cached
+    fused = {"qkv", "gate_up"} & layer.keys()
+    block_class = FusedBlock if fused else decoder.Block
+    block = block_class(a, expert_layout=expert_layout)
+    output: Any = block.apply(
+      {"params": layer},
+      x,
+      cos_sin,
+      None,
+      options,
+      attend_to_cache=attend_to_cache,
     )
-    x, (written, ids) = found
-    out.append(written)
-    chosen.append(ids)
+    x, (new_cache, layer_ids) = output
+    new_caches.append(new_cache)
+    expert_ids.append(layer_ids)
   hidden = decoder.rms_norm(x, params["norm"], a)
   if not a.experts:
-    return hidden, tuple(out), None
-  ids = jnp.stack(chosen, axis=2)
-  return hidden, tuple(out), ids.astype(experts.record(a).dtype)
+    return hidden, tuple(new_caches), None
+  ids = jnp.stack(expert_ids, axis=2).astype(experts.record(a).dtype)
+  return hidden, tuple(new_caches), ids
 
 
 @functools.partial(jax.jit, static_argnames=("a", "dtype", "fused", "mesh"))
@@ -198,7 +230,7 @@ def _layer(
   base = a.without_lora()
   params = {table.LAYERS: stacks}
   layer = {
-    row.path[-1]: _cast(lora.merged(params, a, row, (i,)), row, dtype)
+    row.path[-1]: _cast(lora.merged_weight(params, a, row, (i,)), row, dtype)
     for row in table.base_rows(base)
     if row.stacked
   }
@@ -206,14 +238,14 @@ def _layer(
     layer = _fuse(layer, base)
   if mesh is None:
     return layer
-  stands = shardings(a, mesh, fused=fused)[table.LAYERS][0]
-  return jax.lax.with_sharding_constraint(layer, stands)
+  layer_shardings = shardings(a, mesh, fused=fused)[table.LAYERS][0]
+  return jax.lax.with_sharding_constraint(layer, layer_shardings)
 
 
 def _cast(x: jax.Array, row: weights.Weight, dtype: Any) -> jax.Array:
   """Casts a weight, except a norm's scale: norms are computed in float32."""
-  kept = row.init is None or x.dtype == dtype
-  return jnp.asarray(x) if kept else jnp.asarray(x, dtype)
+  keeps_dtype = row.init is None or x.dtype == dtype
+  return jnp.asarray(x) if keeps_dtype else jnp.asarray(x, dtype)
 
 
 def _fuse(
@@ -222,7 +254,8 @@ def _fuse(
   """Joins the matrices (and biases) that multiply the same input.
 
   Each kv head's queries, key and value are neighbours, so that sharding over kv
-  heads cuts all three alike. Those that are normed over heads stay apart.
+  heads divides all three alike. Queries and keys that are normed over all heads
+  together (`joint_norm`) are not fused.
   """
   layer = dict(layer)
   for suffix in ("", "_bias"):
@@ -233,33 +266,36 @@ def _fuse(
       heads = (q, k[..., None, :], v[..., None, :])
       layer[f"qkv{suffix}"] = jnp.concatenate(heads, -2)
     if f"gate{suffix}" in layer and not a.experts:
-      both = [layer.pop(f"{key}{suffix}") for key in ("gate", "up")]
-      layer[f"gate_up{suffix}"] = jnp.stack(both, -2)
+      gate_and_up = [layer.pop(f"{key}{suffix}") for key in ("gate", "up")]
+      layer[f"gate_up{suffix}"] = jnp.stack(gate_and_up, -2)
   return layer
 
 
-def _axes(
+def _shapes_and_axes(
   a: architecture_lib.Architecture, *, fused: bool
 ) -> dict[str, tuple[tuple[int, ...], tuple[str | None, ...]]]:
   """Returns shape and logical axes of each array of a prepared layer."""
-  rows = {row.path[-1]: row for row in table.base_rows(a) if row.stacked}
-  found = {key: (row.layer_shape, row.axes[1:]) for key, row in rows.items()}
+  separate = {
+    row.path[-1]: (row.layer_shape, row.axes[1:])
+    for row in table.base_rows(a)
+    if row.stacked
+  }
   if not fused:
-    return found
+    return separate
   shapes = jax.eval_shape(
     functools.partial(_fuse, a=a),
     {
       key: jax.ShapeDtypeStruct(shape, jnp.float32)
-      for key, (shape, _) in found.items()
+      for key, (shape, _) in separate.items()
     },
   )
-  ends: dict[str, tuple[str | None, ...]] = {
+  output_axes: dict[str, tuple[str | None, ...]] = {
     "qkv": ("kv_heads", None, "head_dim"),
     "gate_up": (None, "mlp"),
   }
-  fused_axes = ends | {f"{key}_bias": axes for key, axes in ends.items()}
-  fused_axes |= {key: ("model", *axes) for key, axes in ends.items()}
+  fused_axes = {f"{key}_bias": axes for key, axes in output_axes.items()}
+  fused_axes |= {key: ("model", *axes) for key, axes in output_axes.items()}
   return {
-    key: (x.shape, fused_axes[key] if key in fused_axes else found[key][1])
+    key: (x.shape, fused_axes[key] if key in fused_axes else separate[key][1])
     for key, x in shapes.items()
   }

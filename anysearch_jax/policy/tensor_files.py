@@ -1,7 +1,7 @@
 """Reads and writes folders of safetensors by a parameter table.
 
 Loading goes directly to the devices: each one gets only its shard. The host
-holds at most a tensor and the next one at a time.
+holds at most two tensors at a time, the next one being read ahead.
 """
 
 from __future__ import annotations
@@ -35,13 +35,25 @@ SHARD_BYTES = 5 * 10**9
 
 # Types that can be written.
 SAVED = ("float32", "float16", "bfloat16")
+# Types that can be read, beside MXFP4.
 _DTYPES = ("F64", "F32", "F16", "BF16")
-_MXFP4, _BLOCK = "MXFP4", 32  # Blocks of e2m1 numbers with an exponent.
-_HASHED_AT_ONCE = 4
+# Our name for blocks of 4-bit numbers (e2m1) that share an exponent
+# (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
+_MXFP4 = "MXFP4"
+_BLOCK = 32  # Numbers of an MXFP4 block.
+_HASHED_AT_ONCE = 4  # Files: more threads wait for the same disk.
 
 
 class Tensor(NamedTuple):
-  """The description of a tensor in headers; MXFP4 is `packed` in two."""
+  """The description of a tensor in headers.
+
+  Attributes:
+    name: its name; of MXFP4 the common part of two names.
+    path: its file.
+    shape: its shape; of MXFP4 that of the unpacked numbers.
+    dtype: its type, by the format's name, or `MXFP4`.
+    packed: of MXFP4 the tensors of blocks and of scales, otherwise ().
+  """
 
   name: str
   path: pathlib.Path
@@ -67,7 +79,7 @@ def load(
     folder: has `model.safetensors`, or shards with their index.
     rows: the table; every tensor of the files must be in it.
     shardings: nested dict laid out by the table; None means the first device.
-    dtype: of the arrays, whatever the type in the files.
+    dtype: type of the arrays, whatever the type in the files.
     ignored: a regular expression for names of tensors to skip.
     copies: maps names that the files may have to the tensors they copy.
 
@@ -75,80 +87,83 @@ def load(
     ValueError: a tensor is missing, unknown, misshaped or not a plain float, a
       file is damaged, or a copy differs; the message names it.
   """
-  found = headers(folder)
-  copies = {k: v for k, v in (copies or {}).items() if k in found}
-  _check(folder, found, rows, ignored, copies)
+  file_tensors = headers(folder)
+  copies = {k: v for k, v in (copies or {}).items() if k in file_tensors}
+  _check(folder, file_tensors, rows, ignored, copies)
   for name, original in copies.items():
-    _check_copy(found[name], found[original])
+    _check_copy(file_tensors[name], file_tensors[original])
   device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
-  def of(row: weights.Weight) -> jax.sharding.Sharding:
+  def sharding_of(row: weights.Weight) -> jax.sharding.Sharding:
     return device if shardings is None else weights.get(shardings, row.path)
 
-  def parts(row: weights.Weight) -> Iterator[list[Tensor]]:
-    """Yields the tensors of each layer, or of the whole."""
-    names = row.names()
+  def layers(row: weights.Weight) -> Iterator[list[Tensor]]:
+    """Yields the tensors of each layer; of an unstacked row, its tensor."""
+    names = row.tensor_names()
     size = math.prod(row.stack[1:])
     for start in range(0, len(names), size):
-      yield [found[name] for name in names[start : start + size]]
+      yield [file_tensors[name] for name in names[start : start + size]]
 
-  placed = _ahead(
-    functools.partial(_place, row, tensors, of(row))
+  placed_layers = _run_ahead(
+    functools.partial(_place, row, tensors, sharding_of(row))
     for row in rows
-    for tensors in parts(row)
+    for tensors in layers(row)
   )
 
-  def assembled(row: weights.Weight) -> jax.Array:
-    """Returns a row's array, made of the next tensors of `placed`."""
-    jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=of(row))
+  def assemble(row: weights.Weight) -> jax.Array:
+    """Returns a row's array, made of the next layers of `placed_layers`."""
+    sharding = sharding_of(row)
+    jit = functools.partial(jax.jit, donate_argnums=0, out_shardings=sharding)
     if not row.stacked:
-      return jit(lambda x: x.astype(dtype))(next(placed))
-    put, stack = jit(_put), jnp.zeros(row.shape, dtype, device=of(row))
+      return jit(lambda x: x.astype(dtype))(next(placed_layers))
+    put = jit(_put)
+    stack = jnp.zeros(row.shape, dtype, device=sharding)
     for i in range(row.shape[0]):
       # Without this wait the host would read far ahead of the devices.
-      stack = put(stack, next(placed), i).block_until_ready()
+      stack = put(stack, next(placed_layers), i).block_until_ready()
     return stack
 
-  return weights.tree(rows, assembled)
+  return weights.tree(rows, assemble)
 
 
 def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
   """Reads the headers of a folder's safetensors, by tensor name.
 
-  Matrices of experts in MXFP4, `NAME_blocks` and `NAME_scales`, are one.
+  Matrices of experts in MXFP4, `NAME_blocks` and `NAME_scales`, are one tensor.
 
   Raises:
     ValueError: a file is missing or damaged, or two files have the same tensor.
   """
   folder = pathlib.Path(folder)
-  found: dict[str, Tensor] = {}
+  tensors: dict[str, Tensor] = {}
   for path in _files(folder):
     try:
       with safetensors.safe_open(path, framework="numpy") as handle:
         for name in handle.keys():
-          if name in found:
+          if name in tensors:
             raise ValueError(
-              f"{folder}: tensor {name!r} stands in {found[name].path.name} "
+              f"{folder}: tensor {name!r} stands in {tensors[name].path.name} "
               f"and in {path.name}; expected it once."
             )
-          part = handle.get_slice(name)
-          found[name] = Tensor(
-            name, path, tuple(part.get_shape()), part.get_dtype()
-          )
+          header = handle.get_slice(name)
+          shape = tuple(header.get_shape())
+          tensors[name] = Tensor(name, path, shape, header.get_dtype())
     except safetensors.SafetensorError as error:
       raise ValueError(
         f"{path}: not a whole safetensors file ({error}); copy it again."
       ) from error
-  for blocks in [x for name, x in found.items() if name.endswith("_blocks")]:
+  for blocks in [x for x in tensors.values() if x.name.endswith("_blocks")]:
     name = blocks.name.removesuffix("_blocks")
-    scales = found.get(name + "_scales", blocks)
+    scales = tensors.get(name + "_scales", blocks)
     bytes_ = {blocks.dtype, scales.dtype} == {"U8"} and len(blocks.shape) == 4
     if bytes_ and blocks.shape == (*scales.shape, _BLOCK // 2):
-      experts, gives, count = scales.shape
-      shape = experts, count * _BLOCK, gives
-      found[name] = Tensor(name, blocks.path, shape, _MXFP4, (blocks, scales))
-      del found[blocks.name], found[scales.name]
-  return found
+      experts, outputs, count = scales.shape
+      shape = (experts, count * _BLOCK, outputs)
+      tensors[name] = Tensor(
+        name, blocks.path, shape, _MXFP4, packed=(blocks, scales)
+      )
+      del tensors[blocks.name], tensors[scales.name]
+  return tensors
 
 
 def digest(folder: str | pathlib.Path) -> str:
@@ -158,8 +173,8 @@ def digest(folder: str | pathlib.Path) -> str:
     ValueError: there are no such files.
   """
   with futures.ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-    found = pool.map(disk.fingerprint, _files(pathlib.Path(folder)))
-    text = "".join(each["sha256"] for each in found)
+    prints = pool.map(disk.fingerprint, _files(pathlib.Path(folder)))
+    text = "".join(fingerprint["sha256"] for fingerprint in prints)
   return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -184,17 +199,18 @@ def save(
     folder: must exist.
     params: arrays of NumPy or JAX, on any mesh.
     rows: the table.
-    dtype: of the files, one of `SAVED`; values are rounded to nearest even.
+    dtype: type in the files, one of `SAVED`; values are rounded to even.
     shard_bytes: maximum bytes per shard, unless one tensor is larger.
-    name: of the single file; shards are numbered after it.
+    name: name of the single file; shards are numbered after it.
     part_of: returns a layer of a row in our layout; default: from `params`.
 
   Raises:
     ValueError: the dtype is not in `SAVED`.
   """
-  folder, dtype = pathlib.Path(folder), jnp.dtype(dtype)
+  folder = pathlib.Path(folder)
+  dtype = jnp.dtype(dtype)
   settings.require("dtype", dtype.name, SAVED)
-  part_of = part_of or functools.partial(weights.part, params)
+  part_of = part_of or functools.partial(weights.layer_slice, params)
   shards: list[list[tuple[str, weights.Weight, tuple[int, ...]]]] = [[]]
   total = size = 0
   for entry in weights.tensors(rows):
@@ -225,7 +241,13 @@ def _tensors(
   part_of: Callable[[weights.Weight, Sequence[int]], Any],
   dtype: np.dtype,
 ) -> dict[str, np.ndarray]:
-  """Returns the tensors of a file by name; empty where none is written."""
+  """Returns the tensors of a file by name, {} in processes that do not write.
+
+  Args:
+    entries: name, row and index of each tensor.
+    part_of: as in `save`.
+    dtype: type in the file.
+  """
   tensors = {}
   layer_key: tuple[weights.Weight, Sequence[int]] | None = None
   for name, row, position in entries:
@@ -255,16 +277,18 @@ def _bytes(row: weights.Weight, dtype: np.dtype) -> int:
   return math.prod(row.file_shape) * dtype.itemsize
 
 
-def _ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
-  """Yields the calls' results in order; the next call runs ahead."""
+def _run_ahead(calls: Iterable[Callable[[], Any]]) -> Iterator[Any]:
+  """Yields the calls' results in order, while a thread runs the next call."""
   with futures.ThreadPoolExecutor(1) as pool:
-    started = (pool.submit(call) for call in calls)
+    submitted = (pool.submit(call) for call in calls)
+    # `pairwise` submits a call before the result of the one before is awaited.
     end: Iterable[futures.Future] = [futures.Future()]
-    for running, _ in itertools.pairwise(itertools.chain(started, end)):
+    for running, _ in itertools.pairwise(itertools.chain(submitted, end)):
       yield running.result()
 
 
 def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
+  """Writes layer `i` of a stack."""
   # Written as integers: on CPUs, XLA converts a whole bfloat16 stack to float32
   # to update one layer.
   bits = jnp.dtype(f"uint{8 * stack.dtype.itemsize}")
@@ -282,34 +306,43 @@ def _place(
 ) -> jax.Array:
   """Reads a layer into our layout, sharded, in the file's type.
 
-  Of experts, each of which is a tensor, a device reads those that it gets.
+  If each expert is a tensor, a device reads only the experts that it gets.
+
+  Args:
+    row: the row.
+    tensors: the layer's tensors: one, or one for each expert.
+    sharding: the sharding of the row's array.
   """
   shape = row.layer_shape
   if row.stacked and isinstance(sharding, jax.sharding.NamedSharding):
     sharding = jax.sharding.NamedSharding(
       sharding.mesh, jax.P(*sharding.spec[1:])
     )
-  stacks = len(shape) - len(row.tensor_shape)
-  read: dict[tuple, np.ndarray] = {}
+  # 1 if each expert is a tensor, otherwise 0.
+  expert_axes = len(shape) - len(row.tensor_shape)
+  blocks: dict[
+    tuple, np.ndarray
+  ] = {}  # Several devices may get the same block.
   arrays = []
   for device, index in sharding.addressable_devices_indices_map(shape).items():
     assert index is not None  # The device is addressable.
     ends = tuple(
       cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True)
     )
-    if ends not in read:
+    if ends not in blocks:
       block = tuple(slice(*end) for end in ends)
-      mine = tensors[block[0]] if stacks else tensors
-      each = [
-        row.read_block(block[stacks:], functools.partial(_read, tensor))
-        for tensor in mine
+      device_tensors = tensors[block[0]] if expert_axes else tensors
+      read_blocks = [
+        row.read_block(block[expert_axes:], functools.partial(_read, tensor))
+        for tensor in device_tensors
       ]
-      read[ends] = np.stack(each) if stacks else each[0]
-    arrays.append(jax.device_put(read[ends], device))
+      blocks[ends] = np.stack(read_blocks) if expert_axes else read_blocks[0]
+    arrays.append(jax.device_put(blocks[ends], device))
   return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
 def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
+  """Reads a block of a tensor, in the file's type and layout."""
   if tensor.packed:
     return _unpacked(tensor, block)
   # Opened again for each block: closing the file unmaps its pages.
@@ -322,42 +355,52 @@ def _read(tensor: Tensor, block: weights.Block) -> np.ndarray:
 
 def _unpacked(tensor: Tensor, block: weights.Block) -> np.ndarray:
   """Reads a block of an MXFP4 tensor `[E, D, F]`; the file has `[E, F, D]`."""
-  experts, takes, gives = block
-  first, end = takes.start // _BLOCK, -(-takes.stop // _BLOCK)
-  part, size = (experts, gives, slice(first, end)), _BLOCK // 2
-  codes = _read(tensor.packed[0], (*part, slice(0, size)))
-  scales = _read(tensor.packed[1], part).astype(np.uint16)[..., None] << 8
-  # Expert by expert: NumPy converts indices to 8 bytes each.
-  each = [_pairs()[x | y] for x, y in zip(scales, codes, strict=True)]
-  found = np.stack(each).view(jnp.bfloat16).reshape(*codes.shape[:2], -1)
-  cut = slice(takes.start - first * _BLOCK, takes.stop - first * _BLOCK)
-  return found[..., cut].swapaxes(1, 2)
+  experts, inputs, outputs = block
+  # Whole MXFP4 blocks are along the inputs.
+  first = inputs.start // _BLOCK
+  end = -(-inputs.stop // _BLOCK)
+  index = (experts, outputs, slice(first, end))
+  all_bytes = slice(0, _BLOCK // 2)
+  packed_blocks, packed_scales = tensor.packed
+  codes = _read(packed_blocks, (*index, all_bytes))
+  scales = _read(packed_scales, index).astype(np.uint16)[..., None] << 8
+  # Expert by expert, because NumPy converts indices to 8 bytes each.
+  pairs = [
+    _pairs()[scale | code] for scale, code in zip(scales, codes, strict=True)
+  ]
+  numbers = np.stack(pairs).view(jnp.bfloat16).reshape(*codes.shape[:2], -1)
+  cut = slice(inputs.start - first * _BLOCK, inputs.stop - first * _BLOCK)
+  return numbers[..., cut].swapaxes(1, 2)
 
 
 @functools.cache
 def _pairs() -> np.ndarray:
-  """Returns two bfloat16 numbers, as uint32 `[65536]`, by scale and byte."""
-  half = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-  byte = np.arange(256)[:, None] >> np.array([0, 4]) & 15
+  """Returns the numbers of each scale and byte, as uint32 `[65536]`.
+
+  A byte has two e2m1 codes, so an entry is two bfloat16 numbers in 32 bits.
+  """
+  positive = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+  codes = np.arange(256)[:, None] >> np.array([0, 4]) & 15
   exponents = np.arange(-127, 129)[:, None, None]
   with np.errstate(over="ignore"):
-    found = np.ldexp(np.concatenate([half, -half])[byte], exponents)
-    return found.astype(jnp.bfloat16).view(np.uint32).reshape(-1)
+    e2m1 = np.concatenate([positive, -positive])
+    numbers = np.ldexp(e2m1[codes], exponents)
+    return numbers.astype(jnp.bfloat16).view(np.uint32).reshape(-1)
 
 
 def _check(
   folder: str | pathlib.Path,
-  found: Mapping[str, Tensor],
+  file_tensors: Mapping[str, Tensor],
   rows: Sequence[weights.Weight],
   ignored: str,
   copies: Mapping[str, str],
 ) -> None:
   """Raises ValueError for a missing, unknown, misshaped or mistyped tensor."""
-  wanted = {name: row for row in rows for name in row.names()}
-  missing = sorted(set(wanted) - set(found))
+  expected = {name: row for row in rows for name in row.tensor_names()}
+  missing = sorted(set(expected) - set(file_tensors))
   unknown = sorted(
     name
-    for name in set(found) - set(wanted) - set(copies)
+    for name in set(file_tensors) - set(expected) - set(copies)
     if not re.fullmatch(ignored, name)
   )
   if missing or unknown:
@@ -366,8 +409,8 @@ def _check(
       f"{folder}: {kind} tensor {names[0]!r} ({len(names)} in all); the "
       "config.json beside it does not describe these weights."
     )
-  for name, row in wanted.items():
-    tensor = found[name]
+  for name, row in expected.items():
+    tensor = file_tensors[name]
     if tensor.shape != row.file_shape:
       raise ValueError(
         f"{folder}: tensor {name!r} has shape {tensor.shape}, expected "
@@ -381,6 +424,8 @@ def _check(
 
 
 def _check_copy(copy: Tensor, first: Tensor) -> None:
+  """Raises ValueError if a tensor differs from the one that it copies."""
+
   def whole(tensor: Tensor) -> np.ndarray:
     return _read(tensor, tuple(slice(0, size) for size in tensor.shape))
 
@@ -395,7 +440,8 @@ def _check_copy(copy: Tensor, first: Tensor) -> None:
 
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   """Returns the paths of the folder's safetensors files, which all exist."""
-  single, index = folder / SINGLE_NAME, folder / INDEX_NAME
+  single = folder / SINGLE_NAME
+  index = folder / INDEX_NAME
   files = [single]
   if index.is_file() and not single.is_file():
     try:

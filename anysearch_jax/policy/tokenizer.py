@@ -15,10 +15,13 @@ from anysearch_jax.host import json_files
 if TYPE_CHECKING:
   import transformers
 
-_LONG = 8192  # Encoding a text of this many characters takes milliseconds.
-# Templates write today's date: prompts, and so runs, would change at midnight.
-_TODAY, _NOW = datetime.date(2024, 7, 26), r"""strftime_now\((["'])(.*?)\1\)"""
-# Gemma 3's place of an image, for which its text models have no embedding.
+# Characters; encoding a longer text takes milliseconds.
+_LONG = 8192
+# Templates write today's date by this call. Prompts, and so runs, would change
+# at midnight, so it becomes a fixed date: the one in Llama 3.1's template.
+_CURRENT_DATE = r"""strftime_now\((["'])(.*?)\1\)"""
+_FIXED_DATE = datetime.date(2024, 7, 26)
+# Gemma 3's placeholder of an image; its text models have no embedding for it.
 _IMAGE = "<image_soft_token>"
 
 
@@ -26,7 +29,7 @@ class Tokenizer:
   """A `types.TextCodec` over a fast Hugging Face tokenizer.
 
   Sampled ids are never encoded again: `encode` is for prompts and texts of the
-  environment, `decode` for what the model sampled.
+  environment, `decode` for the ids that the model sampled.
 
   Attributes:
     end_of_turn_ids: ids that end a turn (those of generation_config.json and
@@ -57,8 +60,9 @@ class Tokenizer:
         and not token.content.isspace()
       )
     )
-    last = len(hf) - 1
-    self.vocab_size = last + (hf.convert_ids_to_tokens(last) != _IMAGE)
+    self.vocab_size = len(hf)
+    if hf.convert_ids_to_tokens(len(hf) - 1) == _IMAGE:
+      self.vocab_size -= 1
 
   @classmethod
   def from_folder(cls, folder: str | pathlib.Path) -> Tokenizer:
@@ -106,7 +110,7 @@ class Tokenizer:
 
   @property
   def end_of_turn_id(self) -> int | None:
-    """The id that ends a turn by the tokenizer's own word, its EOS."""
+    """The tokenizer's EOS, which is one of the ids that end a turn."""
     end = self.hf.eos_token_id
     return None if end is None else int(end)
 
@@ -117,9 +121,9 @@ class Tokenizer:
     the server's tokenizer does then too.
     """
     backend = self.hf.backend_tokenizer
-    own = backend.encode("").ids[:1]
+    written_bos = backend.encode("").ids[:1]
     ids = list(ids)
-    if own and own == ids[:1] == [self.hf.bos_token_id]:
+    if written_bos and written_bos == ids[:1] == [self.hf.bos_token_id]:
       ids = ids[1:]
     return backend.decode(ids, skip_special_tokens=False)
 
@@ -128,10 +132,18 @@ class Tokenizer:
   ) -> tuple[str, list[int]]:
     """Applies the chat template to one user message, with generation prompt.
 
-    `system` is a message before it; `prefill` follows the generation prompt.
     Without a template (a base model), or without `chat`, the raw texts are
     encoded, with the tokenizer's special tokens. The template writes BOS if the
     family has one.
+
+    Args:
+      content: the user's message.
+      system: a system message before it; "" for none.
+      prefill: the beginning of the answer, after the generation prompt.
+      chat: whether to apply the template.
+
+    Returns:
+      The prompt, and its ids.
     """
     text, ids = self._rendered(content, system, prefill, chat)
     return text, list(ids)
@@ -148,7 +160,9 @@ class Tokenizer:
     if system:
       messages = [{"role": "system", "content": system}, *messages]
     template = self.hf.get_chat_template()
-    template = re.sub(_NOW, lambda x: repr(_TODAY.strftime(x[2])), template)
+    template = re.sub(
+      _CURRENT_DATE, lambda x: repr(_FIXED_DATE.strftime(x[2])), template
+    )
     text = self.hf.apply_chat_template(
       messages, None, None, template, add_generation_prompt=True, tokenize=False
     )
@@ -167,16 +181,16 @@ class Tokenizer:
       self.hf.backend_tokenizer.decode_batch, skip_special_tokens=True
     )
     ids = range(self.vocab_size)
-    alone = decode([[i] for i in ids])
+    texts = decode([[i] for i in ids])
     # Some decoders join tokens by spaces or drop a space at the beginning of a
     # text, so each id is decoded after an ordinary one.
-    before = next(
-      (i for i, t in enumerate(alone) if t.isascii() and t.isalnum()), None
+    ordinary = next(
+      (i for i, t in enumerate(texts) if t.isascii() and t.isalnum()), None
     )
-    if before is None:
-      return alone
-    start = len(alone[before])
-    return [text[start:] for text in decode([[before, i] for i in ids])]
+    if ordinary is None:
+      return texts
+    start = len(texts[ordinary])
+    return [text[start:] for text in decode([[ordinary, i] for i in ids])]
 
 
 def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:

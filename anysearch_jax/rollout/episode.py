@@ -63,7 +63,7 @@ def prompt(
   content = render(template)
   others = caps.beyond_searches
   if others.units and env.states_caps:
-    content = units.assigned(env.units, others) + content
+    content = units.state_assigned(env.units, others) + content
   return codec.render(content, render(env.system), env.prefill, env.chat)
 
 
@@ -148,7 +148,7 @@ def step(
       if tool.numbered is None:
         text = tool.observation(passages, unwanted)
       else:
-        numbers = citations.numbers(passages, episode.observations)
+        numbers = citations.number_passages(passages, episode.observations)
         text = tool.numbered(tuple(zip(numbers, passages)), unwanted)
       tokens = episode_state.call_tokens(
         episode.chunks[-1], tool.opens, episode.codec

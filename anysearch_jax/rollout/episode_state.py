@@ -231,7 +231,7 @@ class Episode:
       "dollars": self.cost(),
       "seconds": self.elapsed,
     }
-    return units.left(line, env.units, self.caps, used)
+    return units.state_remaining(line, env.units, self.caps, used)
 
   @property
   def most_tokens(self) -> int:
@@ -404,7 +404,7 @@ class Episode:
     chosen = self.experts
     if chosen is not None:
       # Nobody computed the tokens after the newest turn.
-      rest = experts_lib.unknown(sum(lengths) - len(chosen), chosen)
+      rest = experts_lib.unrecorded(sum(lengths) - len(chosen), chosen)
       chosen = np.concatenate([chosen, rest])
     authors = np.array([chunk.author for chunk in chunks], np.int8)
     turns = np.flatnonzero(authors == types.Author.MODEL)

@@ -133,7 +133,9 @@ class BatchingRetriever:
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
     """Answers one query. Raises `types.RetrievalError` if it cannot."""
-    if not loop.is_here():  # Searches of all event loops share their calls.
+    if (
+      not loop.is_loop_thread()
+    ):  # Searches of all event loops share their calls.
       return await loop.wait(self.search(request))
     key: Hashable = request
     if self._context_key is not None:

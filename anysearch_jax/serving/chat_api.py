@@ -1,7 +1,7 @@
-"""OpenAI's Chat Completions API, for clients that know nothing else.
+"""OpenAI's Chat Completions API, for clients without the Responses API.
 
-The reasoning and the searches are `reasoning_content`, as SGLang and vLLM
-stream it: https://docs.vllm.ai/en/latest/features/reasoning_outputs.html
+Reasoning and searches are sent as `reasoning_content`, which SGLang and vLLM
+stream too: https://docs.vllm.ai/en/latest/features/reasoning_outputs.html
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Request(fields.Request):
   response_format: fields.Form = fields.Form()
 
   def turns(self) -> list[tuple[str, str]]:
-    return fields.said_by(self.messages)
+    return fields.role_texts(self.messages)
 
   def token_limits(self) -> list[int | None]:
     return [self.max_completion_tokens, self.max_tokens]
@@ -36,11 +36,11 @@ class Writer:
 
   last = b"data: [DONE]\n\n"
 
-  def __init__(self, asked: fields.Asked, served: fields.Served):
+  def __init__(self, request: fields.ParsedRequest, served: fields.Served):
     self._cites = served.cites
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
     self._created = int(time.time())
-    self._asked = asked
+    self._request = request
     self._reply: events.Reply | None = None
 
   def begin(self) -> Iterator[dict[str, Any]]:
@@ -59,21 +59,21 @@ class Writer:
 
   def end(self) -> Iterator[dict[str, Any]]:
     """Yields the chunks after the last event."""
-    if self._asked.usage and self._reply is not None:
+    if self._request.usage and self._reply is not None:
       chunk = self._chunk({})
       yield chunk | {"choices": [], "usage": _usage(self._reply)}
 
   def refused(self, error: fields.RequestError) -> dict[str, Any]:
-    """Returns the chunk of an error after the first chunk was sent."""
+    """Returns the chunk of an error that occurs after the first chunk."""
     return {"error": fields.error_of(error)}
 
-  def collected(self, told: Sequence[events.Event]) -> dict[str, Any]:
-    """Returns the completion of all events of the answer."""
-    *_, last = told
-    assert isinstance(last, events.Answer)  # It ends a question's events.
+  def collected(self, answer_events: Sequence[events.Event]) -> dict[str, Any]:
+    """Returns the completion of all events of a question."""
+    *_, last = answer_events
+    assert isinstance(last, events.Answer)  # Every question ends with it.
     reply = last.reply
     message = _message(reply, self._cites)
-    message["reasoning_content"] = "".join(map(_reasoning, told))
+    message["reasoning_content"] = "".join(map(_reasoning, answer_events))
     choice: dict[str, Any] = {"message": message, "anysearch": reply.record()}
     completion = self._values("chat.completion", choice, _finish(reply))
     return completion | {"usage": _usage(reply)}
@@ -91,13 +91,13 @@ class Writer:
       "id": self._id,
       "object": kind,
       "created": self._created,
-      "model": self._asked.model,
+      "model": self._request.model,
       "choices": [described | choice],
     }
 
 
 def _reasoning(event: events.Event) -> str:
-  """Returns what `reasoning_content` says of an event."""
+  """Returns the `reasoning_content` of an event."""
   match event:
     case events.Thinking(text):
       return text
@@ -110,14 +110,15 @@ def _reasoning(event: events.Event) -> str:
 
 
 def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
-  cited = fields.url_citations(reply, cites=cites)
+  citations = fields.url_citations(reply, cites=cites)
   return {
     "role": "assistant",
     "content": reply.answer,
     "refusal": reply.reason if reply.answer is None else None,
-    # Here the type is beside the citation, and not in it.
+    # In this API the type is beside the citation, not a field of it.
     "annotations": [
-      {"type": each.pop("type"), "url_citation": each} for each in cited
+      {"type": citation.pop("type"), "url_citation": citation}
+      for citation in citations
     ],
   }
 
@@ -128,10 +129,10 @@ def _finish(reply: events.Reply) -> str:
 
 
 def _usage(reply: events.Reply) -> dict[str, Any]:
-  given = len(reply.trajectory.token_ids) - reply.tokens
+  prompt_tokens = len(reply.trajectory.token_ids) - reply.tokens
   return {
-    "prompt_tokens": given,
+    "prompt_tokens": prompt_tokens,
     "completion_tokens": reply.tokens,
-    "total_tokens": given + reply.tokens,
+    "total_tokens": prompt_tokens + reply.tokens,
     "searches": reply.searches,
   }

@@ -1,7 +1,7 @@
-"""What OpenAI's two APIs share: fields of requests, refusals, and citations.
+"""Fields of requests, refusals and citations, which OpenAI's two APIs share.
 
-A field is honoured, or has no effect here, or is refused by its name: a client
-must not believe that something holds which does not.
+A field is honoured, is known to have no effect here, or is refused by its name:
+no client may believe in a setting that the service ignores.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations
 
-# At this length a text is certainly no question.
-_CHARACTERS = 200_000
+# No question is longer than this, about 50,000 tokens.
+_MAX_CHARACTERS = 200_000
 _MARK = re.compile(r"\[([0-9]+)\]")
-_STOPS = 4  # As in OpenAI's API.
+_MAX_STOPS = 4  # The limit of OpenAI's API.
 # Fields without an effect on an answer.
 _HARMLESS = frozenset(
   (
@@ -45,8 +45,8 @@ _HARMLESS = frozenset(
     "web_search_options",
   )
 )
-# What pydantic's messages have around the value that it expects.
-_AROUND = re.compile(
+# The words around the expected value in pydantic's messages.
+_PYDANTIC_WORDS = re.compile(
   r"^(Input|List|String) should (be |have )?|^Value error, "
   r"| after validation, not \d+$"
 )
@@ -59,8 +59,8 @@ class RequestError(exceptions.HTTPException):
   Args:
     status: HTTP status.
     message: what was found, what was expected, what to do.
-    param: the field of the request that is at fault, if one is.
-    code: for programs, such as `model_not_found`.
+    param: the invalid field of the request; None if no field is at fault.
+    code: a machine-readable code, such as `model_not_found`.
     retry_after: seconds after which the client may try again.
   """
 
@@ -92,46 +92,54 @@ def error_of(error: exceptions.HTTPException) -> dict[str, Any]:
 
 
 def new_id() -> str:
-  """Returns the id of a request, by which its client and the log name it."""
+  """Returns a new request id, which the response and the log contain."""
   return f"req_{uuid.uuid4().hex}"
 
 
-def unavailable(request: str) -> str:
-  """Returns what is told instead of an error with internal addresses."""
+def unavailable(request_id: str) -> str:
+  """Returns a sentence that replaces an error with internal addresses."""
   return (
     "The model or the search service did not answer; try again later. The "
-    f"service's log has the cause of {request}."
+    f"service's log has the cause of {request_id}."
   )
 
 
 def refuse(
   param: str,
-  found: object,
+  value: object,
   expected: str,
   *,
   status: int = 400,
   code: str = "invalid_value",
 ) -> RequestError:
-  """Returns the error of a field that cannot be honoured."""
-  shown = repr(found)
-  shown = shown if len(shown) <= 80 else f"{shown[:80]}..."
-  said = f"{param}: found {shown}, expected {expected}."
-  return RequestError(status, said, param=param, code=code)
+  """Returns the error of a field that cannot be honoured.
+
+  Args:
+    param: name of the field.
+    value: its value in the request.
+    expected: the values that the service accepts, as the end of a sentence.
+    status: HTTP status.
+    code: a machine-readable code.
+  """
+  excerpt = repr(value)
+  excerpt = excerpt if len(excerpt) <= 80 else f"{excerpt[:80]}..."
+  message = f"{param}: found {excerpt}, expected {expected}."
+  return RequestError(status, message, param=param, code=code)
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-  """What a service offers.
+  """The model that a service offers, with its defaults and limits.
 
   Attributes:
     model: the policy's name.
-    budget: searches of a request that does not say.
+    budget: default number of searches.
     max_budget: the most searches that a request may ask for.
-    max_tokens: tokens that the policy may write.
-    seconds: the longest deadline, and that of a request that does not say.
-    sampling: of a request that does not say.
-    prices: by which a budget of dollars is charged.
-    cites: whether answers cite passages as `[2]`; the agent says so.
+    max_tokens: the most tokens that the policy may write for an answer.
+    seconds: the longest deadline, which is also the default.
+    sampling: default temperature, top-p and top-k.
+    prices: prices by which a budget of dollars is charged.
+    cites: whether answers cite passages as `[2]`, taken from the agent.
   """
 
   model: str
@@ -145,15 +153,20 @@ class Served:
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-  """A request that was read.
+class ParsedRequest:
+  """A request of either API, with the service's defaults filled in.
 
-  question: the text that the policy gets, earlier turns included.
-  model: as the request names it.
-  budget: what an answer may spend.
-  sampling: how tokens are drawn; None: as the service does.
-  stop: the answer is cut before the first of these texts.
-  usage: whether a stream of chunks ends with what was used.
+  Attributes:
+    question: the text that the policy gets, with the earlier turns.
+    model: the model's name, as the request spells it.
+    budget: the caps on searches, tokens, dollars and seconds.
+    max_tokens: limit on the tokens that the policy writes.
+    seed: seeds the sampling, in [0, 2^32).
+    deadline: seconds until the reply is due.
+    stream: whether the answer is streamed.
+    sampling: temperature, top-p and top-k; None: those of the service.
+    stop: the answer is cut before the first of these texts.
+    usage: whether a stream of chunks ends with the numbers of tokens.
   """
 
   question: str
@@ -206,7 +219,7 @@ Messages = Annotated[list[Message], pydantic.Field(min_length=1)]
 
 
 class Form(pydantic.BaseModel):
-  """The form of an answer."""
+  """The format of an answer; only plain text is offered."""
 
   type: Literal["text"] = "text"
 
@@ -229,8 +242,9 @@ _Stop = Annotated[str, pydantic.Field(min_length=1)]
 class Request(pydantic.BaseModel):
   """The fields that both APIs have. A null means that a field is absent.
 
-  OpenAI's APIs describe them, but for `budget` and `max_tool_calls`,
-  which say what an answer may spend, and `deadline`.
+  They are described in OpenAI's APIs. Only three have a meaning of this
+  service: `budget` and `max_tool_calls` cap the spending of an answer, and
+  `deadline` its seconds.
   """
 
   model_config = pydantic.ConfigDict(
@@ -254,19 +268,19 @@ class Request(pydantic.BaseModel):
   logprobs: Off = False
   stop: Annotated[
     list[_Stop],
-    pydantic.Field(max_length=_STOPS),
+    pydantic.Field(max_length=_MAX_STOPS),
     pydantic.BeforeValidator(_stops),
   ] = []
   n: int = pydantic.Field(default=1, ge=1, le=1)
 
   @pydantic.model_validator(mode="before")
   @classmethod
-  def _without_effect(cls, values: Any) -> Any:
-    if not isinstance(values, dict):
-      return values
+  def _without_effect(cls, body: Any) -> Any:
+    if not isinstance(body, dict):
+      return body
     return {
       name: value
-      for name, value in values.items()
+      for name, value in body.items()
       if value is not None and name not in _HARMLESS
     }
 
@@ -288,27 +302,29 @@ class Request(pydantic.BaseModel):
     raise NotImplementedError
 
   def token_limits(self) -> list[int | None]:
-    """Returns the limits of the tokens of an answer."""
+    """Returns the fields that limit the tokens of an answer."""
     raise NotImplementedError
 
 
 def text_of(parts: Sequence[_Part]) -> str:
-  """Returns the text of a content."""
+  """Returns the parts of a content as one text, a line each."""
   return "\n".join(part.text for part in parts)
 
 
-def said_by(messages: Sequence[Message]) -> list[tuple[str, str]]:
+def role_texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
   """Returns role and text of each message."""
   return [(message.role, text_of(message.content)) for message in messages]
 
 
-def read(api: type[Request], body: bytes, served: Served) -> Asked:
+def parse_request(
+  api: type[Request], body: bytes, served: Served
+) -> ParsedRequest:
   """Reads the JSON of a request.
 
   Args:
-    api: the fields of the API that is asked.
-    body: of the request.
-    served: what may be asked.
+    api: the model of the request's fields in its API.
+    body: the request's body.
+    served: defaults and limits.
 
   Raises:
     RequestError: a field cannot be honoured.
@@ -322,11 +338,11 @@ def read(api: type[Request], body: bytes, served: Served) -> Asked:
     raise RequestError(
       400, "Found no question, expected a text.", code="no_question"
     )
-  if len(question) > _CHARACTERS:
+  if len(question) > _MAX_CHARACTERS:
     raise RequestError(
       400,
       f"Found a question of {len(question)} characters, expected at most "
-      f"{_CHARACTERS}.",
+      f"{_MAX_CHARACTERS}.",
       code="context_length_exceeded",
     )
   model, searches = _model(request, served)
@@ -337,7 +353,7 @@ def read(api: type[Request], body: bytes, served: Served) -> Asked:
   if request.top_p is not None:
     sampling = dataclasses.replace(sampling, top_p=request.top_p)
   limits = [limit for limit in request.token_limits() if limit is not None]
-  return Asked(
+  return ParsedRequest(
     question=question,
     model=model,
     budget=dataclasses.replace(
@@ -355,43 +371,46 @@ def read(api: type[Request], body: bytes, served: Served) -> Asked:
 
 def _refusal(error: pydantic.ValidationError) -> RequestError:
   """Returns the first error of a body as a sentence."""
-  first, *_ = error.errors(include_url=False, include_context=False)
-  path = [name for name in first["loc"] if name != "type"]
-  # Of a list, its field is named.
-  numbers = [i for i, name in enumerate(path) if isinstance(name, int)]
-  param = ".".join(map(str, path[: numbers[0] if numbers else None]))
+  first_error, *_ = error.errors(include_url=False, include_context=False)
+  path = [name for name in first_error["loc"] if name != "type"]
+  # For an item of a list, the list is named: the path ends before the index.
+  indices = [i for i, name in enumerate(path) if isinstance(name, int)]
+  param = ".".join(map(str, path[: indices[0] if indices else None]))
   if not param:
     return RequestError(
       400,
-      f"Found a body that is no JSON object ({first['msg']}), expected one.",
+      f"Found a body that is no JSON object ({first_error['msg']}), expected "
+      "one.",
     )
-  if first["type"] == "missing":
+  if first_error["type"] == "missing":
     return RequestError(
       400, f"{param}: found nothing, expected a value.", param=param
     )
-  if first["type"] == "extra_forbidden":
+  if first_error["type"] == "extra_forbidden":
     return refuse(
       param,
-      first["input"],
+      first_error["input"],
       "no such field: this service does not know or offer it, and stores "
       "nothing between requests",
       code="unsupported_parameter",
     )
-  return refuse(param, first["input"], _AROUND.sub("", first["msg"]))
+  return refuse(
+    param, first_error["input"], _PYDANTIC_WORDS.sub("", first_error["msg"])
+  )
 
 
 def _model(request: Request, served: Served) -> tuple[str, int | None]:
-  """Returns the model's name and the budget that it carries, as in name@3."""
+  """Returns the model's name and its budget, 3 for `name@3`, or None."""
   model = request.model
   if model is None:
     return served.model, None
   names = (served.model, "anysearch")
   if model in names:
     return model, None
-  name, at, budget = model.rpartition("@")
-  if not at or name not in names:
-    known = f"{served.model!r} (or '{served.model}@3' for a budget of 3)"
-    raise refuse("model", model, known, status=404, code="model_not_found")
+  name, separator, budget = model.rpartition("@")
+  if not separator or name not in names:
+    expected = f"{served.model!r} (or '{served.model}@3' for a budget of 3)"
+    raise refuse("model", model, expected, status=404, code="model_not_found")
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
     raise refuse("model", model, "a number of searches after @")
   return model, int(budget)
@@ -399,6 +418,10 @@ def _model(request: Request, served: Served) -> tuple[str, int | None]:
 
 def budget_of(text: str, prices: budgets.Prices) -> budgets.Budget:
   """Returns the budget of a text such as searches=3,tokens=256.
+
+  Args:
+    text: the caps, as `budgets.parse` reads them.
+    prices: by which dollars are charged; empty if nothing has a price.
 
   Raises:
     ValueError: the text is no budget, or it has dollars without `prices`.
@@ -423,25 +446,25 @@ def _caps(request: Request, served: Served) -> budgets.Budget:
 
 
 def _searches(
-  request: Request, served: Served, named: int | None, caps: budgets.Budget
+  request: Request, served: Served, of_model: int | None, caps: budgets.Budget
 ) -> int:
-  """Returns the searches of an answer, which several fields may say."""
-  given = {
-    "model": named,
+  """Returns the number of searches; the fields that state it must agree."""
+  counts = {
+    "model": of_model,
     "budget": caps.searches if "searches" in caps.units else None,
     "max_tool_calls": request.max_tool_calls,
   }
-  asked = {name: n for name, n in given.items() if n is not None}
-  if len(set(asked.values())) > 1:
-    listed = ", ".join(f"{name} {n}" for name, n in asked.items())
+  requested = {name: n for name, n in counts.items() if n is not None}
+  if len(set(requested.values())) > 1:
+    listed = ", ".join(f"{name} {n}" for name, n in requested.items())
     raise RequestError(
       400,
       f"Found different budgets ({listed}), expected one.",
-      param=min(asked),
+      param=min(requested),
     )
   if request.tool_choice == "none":
     return 0
-  for name, budget in asked.items():
+  for name, budget in requested.items():
     if budget > served.max_budget:
       raise refuse(name, budget, f"at most {served.max_budget} searches")
     return budget
@@ -454,9 +477,9 @@ def conversation(
   """Returns the question that the policy gets for a conversation.
 
   The policy was trained for single questions. A single user message is passed
-  on as it is. Otherwise the earlier messages come first, one after the other,
-  as `role: text`, and the last message after `question:`. With `cites`, earlier
-  answers lose their numbers, because each question counts its passages from 1.
+  on unchanged. Otherwise the earlier messages come first, each as `role: text`,
+  and the last message after `question:`. With `cites`, the citations of earlier
+  answers are removed, because each question numbers its passages from 1.
   """
   role, last = turns[-1]
   if role != "user":
@@ -468,7 +491,7 @@ def conversation(
   if len(turns) == 1:
     return last
   earlier = (
-    f"{role}: {citations.without(text) if cites else text}"
+    f"{role}: {citations.without_marks(text) if cites else text}"
     for role, text in turns[:-1]
   )
   return "\n".join([*earlier, f"question: {last}"])
@@ -486,12 +509,12 @@ def url_citations(reply: events.Reply, *, cites: bool) -> list[dict[str, Any]]:
 
   With `cites` there is one for each mark such as `[2]`, with the number and the
   place in the document. Otherwise there is one for each passage that was shown:
-  the policy has read it, which does not prove the answer.
+  the policy has read it, but it need not support the answer.
   """
   text = reply.answer or ""
   if not cites:
-    read = {url_of(p): p for passages in reply.documents for p in passages}
-    return [_annotation(passage, 0, len(text)) for passage in read.values()]
+    by_url = {url_of(p): p for passages in reply.documents for p in passages}
+    return [_annotation(passage, 0, len(text)) for passage in by_url.values()]
   passages = dict(reply.citations)
   return [
     _annotation(passages[int(mark[1])], *mark.span()) | {"number": int(mark[1])}

@@ -1,14 +1,15 @@
-"""Keys of clients, and what each may cost.
+"""Keys of clients, and the quota of each.
 
 A file lists the keys by their SHA-256, so that reading it gives no access:
 
     {"alice": {"sha256": "...", "requests": 4, "searches_a_day": 1000,
                "tokens_a_day": 1000000, "max_budget": 5}}
 
-What a key used today is kept in an SQLite file beside it and outlives restarts.
-A request is charged its whole budget and token limit when it is admitted, and
-what it did not use is given back at its end: no timing lets a key exceed its
-day. A process that is killed gives nothing back.
+The usage of each key and day is in an SQLite file beside it, so it outlives
+restarts. A request is charged its whole budget and token limit when it is
+admitted, and the unused part is refunded at its end: a key cannot exceed its
+daily quota, however its requests overlap. If the server is killed, nothing is
+refunded.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _NAME = settings.Range(
   re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch,  # type: ignore[arg-type]
 )
 _PREFIX = "sk-anysearch-"
+_SECONDS_A_DAY = 86_400
 _log = logging.getLogger(__name__)
 _TABLE = (
   "CREATE TABLE IF NOT EXISTS used (key TEXT, day TEXT, searches INTEGER, "
@@ -50,11 +52,11 @@ class Key:
   """A client's key.
 
   Attributes:
-    name: of the client, for logs.
-    sha256: of the key, in hexadecimal.
-    requests: the most at a time.
-    searches_a_day, tokens_a_day: the most in a day (UTC); no limit by default.
-    max_budget: the most searches of one request.
+    name: the client's name, for logs.
+    sha256: hash of the key, 64 hexadecimal digits.
+    requests: limit of requests at a time.
+    searches_a_day, tokens_a_day: limits of a day (UTC); none by default.
+    max_budget: limit of the searches of one request; none by default.
   """
 
   name: str = settings.placement("", _NAME)
@@ -71,7 +73,8 @@ def read(path: pathlib.Path) -> tuple[Key, ...]:
   """Reads a file of keys.
 
   Raises:
-    ValueError: the file is not as the module describes; no hash is shown.
+    ValueError: the file has another form than the module describes. The error
+      shows no hash.
   """
   listed = json_files.read(path, missing={})
   if not listed:
@@ -82,27 +85,33 @@ def read(path: pathlib.Path) -> tuple[Key, ...]:
 
 
 def _key(path: pathlib.Path, name: str, values: Any) -> Key:
-  where = f"--keys={path}: key {name!r}"
-  found = values if isinstance(values, Mapping) else {}
-  # Checked first and without its value, which may be the key itself.
-  if not re.fullmatch(r"[0-9a-f]{64}", str(found.get("sha256"))):
+  location = f"--keys={path}: key {name!r}"
+  settings_of_key = values if isinstance(values, Mapping) else {}
+  # Checked first; the error omits the value, which may be the key itself.
+  if not re.fullmatch(r"[0-9a-f]{64}", str(settings_of_key.get("sha256"))):
     raise ValueError(
-      f"{where}: sha256 is not one, expected 64 hexadecimal digits (--new_key "
-      "writes them)."
+      f"{location}: sha256 is not one, expected 64 hexadecimal digits "
+      "(--new_key writes them)."
     )
-  key = settings.from_dict(Key, {**found, "name": name}, path=where)
-  settings.check(key, where)
+  key = settings.from_dict(
+    Key, {**settings_of_key, "name": name}, path=location
+  )
+  settings.check(key, location)
   return key
 
 
 def add(path: pathlib.Path, name: str) -> str:
-  """Adds a key to a file of keys and returns it; it is stored nowhere else.
+  """Adds a new key to a file of keys.
 
-  Raises ValueError if the name is taken or cannot be one, if the file is
-  damaged, or while another process adds a key.
+  Returns:
+    The key itself, which is stored nowhere.
+
+  Raises:
+    ValueError: the name is taken or invalid, the file is damaged, or another
+      process is adding a key.
   """
   settings.check(Key(name), "--new_key")
-  with run_lock.hold(run_lock.beside(path)):
+  with run_lock.hold(run_lock.path_beside(path)):
     listed = json_files.read(path, missing={})
     if name in listed:
       raise ValueError(
@@ -121,7 +130,7 @@ class Guard:
 
   Args:
     keys: the known keys.
-    path: SQLite file of what was used; it is made if it is missing.
+    path: SQLite file of their usage; it is made if it is missing.
     now: returns the time in a time zone.
 
   Raises:
@@ -135,13 +144,16 @@ class Guard:
     *,
     now: Callable[..., datetime.datetime] = datetime.datetime.now,
   ):
-    self.keys, self._now = keys, now
-    self._running: Counter[str] = Counter()
+    self.keys = keys
+    self._now = now
+    self._running: Counter[str] = Counter()  # Requests, by the key's name.
     try:
-      self._rows = sqlite3.connect(path, timeout=10, check_same_thread=False)
-      self._rows.execute("PRAGMA journal_mode=WAL")
-      self._rows.execute(_TABLE)
-      self._rows.commit()
+      self._database = sqlite3.connect(
+        path, timeout=10, check_same_thread=False
+      )
+      self._database.execute("PRAGMA journal_mode=WAL")
+      self._database.execute(_TABLE)
+      self._database.commit()
     except sqlite3.Error as error:
       raise ValueError(
         f"{path}: {error}; expected the file of what keys have used today. "
@@ -150,28 +162,28 @@ class Guard:
 
   def close(self) -> None:
     """Closes the file."""
-    self._rows.close()
+    self._database.close()
 
-  def key(self, header: str | None) -> Key:
+  def authenticate(self, header: str | None) -> Key:
     """Returns the key of an `Authorization` header.
 
-    Every known key is compared, each in constant time, so the time that this
-    takes says nothing about a key.
+    All keys are compared, each in constant time, so the time of this call
+    reveals nothing about a key.
 
     Raises:
       fields.RequestError: 401, there is no such key.
     """
-    scheme, _, given = (header or "").partition(" ")
-    digest = _hash(given.strip())
-    same = [hmac.compare_digest(key.sha256, digest) for key in self.keys]
-    if not any(same) or scheme.lower() != "bearer":
+    scheme, _, secret = (header or "").partition(" ")
+    digest = _hash(secret.strip())
+    matches = [hmac.compare_digest(key.sha256, digest) for key in self.keys]
+    if not any(matches) or scheme.lower() != "bearer":
       raise fields.RequestError(
         401,
         "Found no key of this service, expected one in the header "
         "'Authorization: Bearer KEY'.",
         code="invalid_api_key",
       )
-    return self.keys[same.index(True)]
+    return self.keys[matches.index(True)]
 
   @contextlib.contextmanager
   def admitted(
@@ -182,16 +194,17 @@ class Guard:
     tokens: int,
     used: Callable[[], tuple[int, int]],
   ) -> Iterator[None]:
-    """Charges a key while a request runs.
+    """Charges a key while a request runs, and refunds the unused part.
 
     Args:
-      key: whose request it is.
+      key: the key of the request.
       searches, tokens: the most that the request can use.
-      used: returns, at its end, the searches and tokens that it did use.
+      used: called at the end of the request; returns the searches and tokens
+        that it used.
 
     Raises:
-      fields.RequestError: 429, the key has too many requests or has used up its
-        day; 400, its requests may not have such a budget; 503, what it uses
+      fields.RequestError: 429, the key has too many requests at a time or has
+        used up its day; 400, the budget exceeds that of the key; 503, the usage
         cannot be written.
     """
     if searches > key.max_budget:
@@ -208,8 +221,8 @@ class Guard:
       )
     day = self._now(datetime.UTC).date().isoformat()
     with self._written():
-      # No other process charges between the check and the charge.
-      self._rows.execute("BEGIN IMMEDIATE")
+      # The lock keeps other processes from charging between check and charge.
+      self._database.execute("BEGIN IMMEDIATE")
       self._check(key, searches, tokens)
       self._charge(key, day, searches, tokens)
     self._running[key.name] += 1
@@ -217,43 +230,53 @@ class Guard:
       yield
     finally:
       self._running[key.name] -= 1
-      n, written = used()
-      with contextlib.suppress(fields.RequestError):  # Nothing is given back.
-        self._charge(key, day, min(n - searches, 0), min(written - tokens, 0))
+      used_searches, used_tokens = used()
+      # A refund that cannot be written is lost; it is no error of the request.
+      with contextlib.suppress(fields.RequestError):
+        self._charge(
+          key,
+          day,
+          searches=min(used_searches - searches, 0),
+          tokens=min(used_tokens - tokens, 0),
+        )
 
-  def used(self, key: Key) -> tuple[int, int]:
+  def usage_today(self, key: Key) -> tuple[int, int]:
     """Returns the searches and tokens that a key was charged today."""
     day = self._now(datetime.UTC).date().isoformat()
-    row = self._rows.execute(
+    row = self._database.execute(
       "SELECT searches, tokens FROM used WHERE key = ? AND day = ?",
       (key.name, day),
     ).fetchone()
     return row or (0, 0)
 
   def _check(self, key: Key, searches: int, tokens: int) -> None:
-    used, now = self.used(key), self._now(datetime.UTC)
-    left = 86_400 - (now.hour * 60 + now.minute) * 60 - now.second
-    for what, before, wanted, most in (
-      ("searches", used[0], searches, key.searches_a_day),
-      ("tokens", used[1], tokens, key.tokens_a_day),
+    """Raises RequestError if a request may exceed a quota of its key."""
+    used_searches, used_tokens = self.usage_today(key)
+    now = self._now(datetime.UTC)
+    seconds_to_midnight = (
+      _SECONDS_A_DAY - (now.hour * 60 + now.minute) * 60 - now.second
+    )
+    for unit, used, needed, quota in (
+      ("searches", used_searches, searches, key.searches_a_day),
+      ("tokens", used_tokens, tokens, key.tokens_a_day),
     ):
-      if before + wanted > most:
-        # What is under way may give back what it reserved.
-        soon = self._running[key.name] > 0 and wanted <= most
+      if used + needed > quota:
+        # Running requests may refund a part of their reservation.
+        soon = self._running[key.name] > 0 and needed <= quota
         raise fields.RequestError(
           429,
-          f"This key has used or reserved {before} of its {most} {what} of "
-          f"today (UTC), and this request may need {wanted}; ask for less, or "
+          f"This key has used or reserved {used} of its {quota} {unit} of "
+          f"today (UTC), and this request may need {needed}; ask for less, or "
           f"{'when a request has ended' if soon else 'tomorrow'}.",
           code="rate_limit_exceeded" if soon else "insufficient_quota",
-          retry_after=1 if soon else left,
+          retry_after=1 if soon else seconds_to_midnight,
         )
 
   @contextlib.contextmanager
   def _written(self) -> Iterator[None]:
-    """Writes what the block changes, all of it or nothing."""
+    """Commits the changes of the block, all of them or none."""
     try:
-      with self._rows:
+      with self._database:
         yield
     except sqlite3.Error as error:
       _log.error("What keys use today cannot be written: %s", error)
@@ -265,7 +288,7 @@ class Guard:
 
   def _charge(self, key: Key, day: str, searches: int, tokens: int) -> None:
     with self._written():
-      self._rows.execute(
+      self._database.execute(
         "INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (key, day) DO UPDATE "
         "SET searches = searches + excluded.searches, "
         "tokens = tokens + excluded.tokens",

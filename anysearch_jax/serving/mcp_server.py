@@ -1,7 +1,7 @@
 """An agent as a server of the Model Context Protocol.
 
-Tool `answer` asks the policy under a budget, tool `search` asks the retriever
-alone, and each answer's trajectory is a resource.
+The tool `answer` asks the policy under a budget, the tool `search` asks the
+retriever alone, and the trajectory of each answer is a resource.
 
 Specification: https://modelcontextprotocol.io/specification
 """
@@ -24,7 +24,7 @@ from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ResourceNotFoundError, ToolError
 from mcp_types import ToolAnnotations
 
-# Before 3.12 pydantic refuses typing's own.
+# Before Python 3.12, pydantic refuses `typing.TypedDict`.
 from typing_extensions import TypedDict
 
 from anysearch_jax import budgets, types
@@ -35,9 +35,9 @@ from anysearch_jax.serving import fields
 
 _log = logging.getLogger(__name__)
 _URI = "anysearch://trajectories/"
-_MOST_PASSAGES = 100
-_EXAMPLES = 5
-_POLL = 0.05
+_MAX_PASSAGES = 100  # Of a call of `search`.
+_LISTED_EXAMPLES = 5  # In the instructions to a client's model.
+_POLL_SECONDS = 0.05
 _READS_ONLY = ToolAnnotations(read_only_hint=True, open_world_hint=True)
 
 
@@ -102,15 +102,17 @@ class Service:
   """The tools and resources of one agent.
 
   Attributes:
-    agent: answers; calls wait while it is being loaded. The caller closes it.
-    examples: questions that can be asked, if only some can.
+    agent: the agent; calls wait while it is being loaded. The caller closes it.
+    version: the version that clients see.
+    examples: questions that can be asked, if the policy cannot read others.
     max_budget: largest budget of a question.
-    passages: passages that `search` finds unless its caller says how many.
+    passages: default number of passages that `search` finds.
     deadline: seconds in which an answer is due; None: no deadline.
-    kept: number of trajectories that can be read; older ones are dropped.
-    prices: by which a budget of dollars is charged.
-    server: speaks the protocol over any transport.
-    locked: False, because no client needs a key.
+    max_replies: number of the last trajectories, which can be read; older ones
+      are dropped.
+    prices: prices by which a budget of dollars is charged.
+    server: the protocol's server, over any transport.
+    locked: False, because clients need no key.
   """
 
   locked: ClassVar[bool] = False
@@ -121,11 +123,12 @@ class Service:
   max_budget: int = 10
   passages: int = 3
   deadline: float | None = None
-  kept: int = 256
+  max_replies: int = 256
   prices: budgets.Prices = budgets.NO_CAPS.prices
 
   def __post_init__(self):
-    # The last replies, each under a name that nobody can guess.
+    # The last replies. Their names cannot be guessed: a client reads only the
+    # trajectories of its own answers.
     self._replies: dict[str, events.Reply] = {}
     self._under_way = 0
     self.server: MCPServer[Any] = MCPServer(
@@ -150,7 +153,7 @@ class Service:
       name="search",
       title="Search passages",
       description="Returns the `k` passages that match a query best (1 to "
-      f"{_MOST_PASSAGES}, default {self.passages}), without reasoning.",
+      f"{_MAX_PASSAGES}, default {self.passages}), without reasoning.",
       annotations=_READS_ONLY,
     )
     self.server.resource(
@@ -158,7 +161,7 @@ class Service:
       name="trajectory",
       title="Trajectory of an answer",
       description="What the policy wrote, its searches and the passages: the "
-      f"last {self.kept} answers are kept.",
+      f"last {self.max_replies} answers are kept.",
       mime_type="application/json",
     )(self.trajectory)
 
@@ -167,9 +170,9 @@ class Service:
 
   async def drain(self, seconds: float) -> None:
     """Waits at most `seconds` for the calls that are under way."""
-    end = time.monotonic() + seconds
-    while self._under_way and time.monotonic() < end:
-      await asyncio.sleep(_POLL)
+    deadline = time.monotonic() + seconds
+    while self._under_way and time.monotonic() < deadline:
+      await asyncio.sleep(_POLL_SECONDS)
 
   async def answer(
     self,
@@ -184,6 +187,17 @@ class Service:
     ],
     context: Context,
   ) -> Answered:
+    """Answers a question; the arguments are described to clients.
+
+    Args:
+      question: one question, complete in itself.
+      budget: number of searches, or caps such as searches=3,tokens=256.
+      context: the call, which reports each search as progress.
+
+    Raises:
+      ToolError: the caller can act on it: an argument is invalid, or the model
+        or the retriever is unavailable.
+    """
     allowed = self._allowed(budget)
     with self._call(question=question):
       agent = await self._loaded()
@@ -194,8 +208,8 @@ class Service:
       # cancels the episode, which frees its pages.
       async with contextlib.aclosing(
         agent.stream_async(question, budget=allowed, deadline=self.deadline)
-      ) as told:
-        async for event in told:
+      ) as agent_events:
+        async for event in agent_events:
           if isinstance(event, events.Searching):
             await context.report_progress(
               event.number,
@@ -213,33 +227,37 @@ class Service:
       int | None, pydantic.Field(description="Largest number of passages.")
     ] = None,
   ) -> Found:
+    """Searches without the policy; at most `k` passages, best first."""
     k = self.passages if k is None else k
-    if not 1 <= k <= _MOST_PASSAGES:
-      raise ToolError(f"k: found {k}, expected 1 to {_MOST_PASSAGES}.")
+    if not 1 <= k <= _MAX_PASSAGES:
+      raise ToolError(f"k: found {k}, expected 1 to {_MAX_PASSAGES}.")
     with self._call(query=query):
       agent = await self._loaded()
-      found = await agent.search_async(query, k=k)
-    return Found(passages=[Passage(text=p.text, **_source(p)) for p in found])
+      passages = await agent.search_async(query, k=k)
+    return Found(
+      passages=[Passage(text=p.text, **_source(p)) for p in passages]
+    )
 
   async def trajectory(self, name: str) -> str:
+    """Returns the episode of an answer as JSON."""
     reply = self._replies.get(name)
     if reply is None:
       raise ResourceNotFoundError(
-        f"{_URI}{name}: found no such trajectory; the last {self.kept} are "
-        "kept. Ask the question again."
+        f"{_URI}{name}: found no such trajectory; the last {self.max_replies} "
+        "are kept. Ask the question again."
       )
-    played = reply.trajectory
-    said = {"question": played.question.text, "answer": reply.answer}
-    said |= reply.record() | records.trajectory(played)
-    return json.dumps(said | {"reason": reply.reason})
+    episode = reply.trajectory
+    values = {"question": episode.question.text, "answer": reply.answer}
+    values |= reply.record() | records.trajectory(episode)
+    return json.dumps(values | {"reason": reply.reason})
 
   def _answered(self, reply: events.Reply) -> Answered:
-    """Keeps a reply and returns what its caller gets of it."""
+    """Stores a reply and returns the result of its call."""
     name = secrets.token_hex(16)
     if reply.outcome is types.Outcome.FAILED:
       reply = dataclasses.replace(reply, reason=_logged(reply.reason))
     self._replies[name] = reply
-    if len(self._replies) > self.kept:
+    if len(self._replies) > self.max_replies:
       del self._replies[next(iter(self._replies))]
     return Answered(
       answer=reply.answer,
@@ -253,8 +271,8 @@ class Service:
       tokens=reply.tokens,
       seconds=round(reply.seconds, 3),
       queries=[
-        Query(query=query, sources=list(map(_source, found)))
-        for query, found in zip(
+        Query(query=query, sources=list(map(_source, passages)))
+        for query, passages in zip(
           reply.trajectory.queries, reply.documents, strict=True
         )
       ],
@@ -262,7 +280,7 @@ class Service:
     )
 
   def _allowed(self, budget: int | str) -> budgets.Budget:
-    """Returns the budget of a call; without searches, the largest number."""
+    """Returns the budget of a call; the default of searches is the maximum."""
     allowed = budgets.NO_CAPS
     searches = budget
     if isinstance(budget, str):
@@ -284,7 +302,7 @@ class Service:
 
   @contextlib.contextmanager
   def _call(self, **texts: str) -> Iterator[None]:
-    """Counts a call; turns what its caller can act on into an error result."""
+    """Counts a running call, and turns known errors into error results."""
     for name, text in texts.items():
       if not text.strip():
         raise ToolError(f"{name}: found no text, expected some.")
@@ -300,19 +318,19 @@ class Service:
 
 
 def _source(passage: types.Passage) -> Source:
-  named: Any = {"id": passage.id, "title": citations.title(passage)}
-  return named | citations.source(passage)
+  names: Any = {"id": passage.id, "title": citations.title(passage)}
+  return names | citations.source(passage)
 
 
 def _logged(reason: str) -> str:
-  """Logs why a call failed and returns what its caller is told."""
-  request = fields.new_id()
-  _log.warning("%s: %s", request, reason)
-  return fields.unavailable(request)
+  """Logs why a call failed; returns a sentence that does not show it."""
+  request_id = fields.new_id()
+  _log.warning("%s: %s", request_id, reason)
+  return fields.unavailable(request_id)
 
 
 def _instructions(examples: Sequence[types.Question]) -> str:
-  """Returns what a client's model reads about the server."""
+  """Returns the instructions about the server to a client's model."""
   lines = [
     "`answer` answers one question with its own searches; give the whole "
     "question, because nothing is remembered between calls. `search` returns "
@@ -323,5 +341,5 @@ def _instructions(examples: Sequence[types.Question]) -> str:
       "The passages are of a generated world. Questions are in its words only; "
       "`search` reads the passages behind the first of these:"
     )
-    lines += [f"- {question.text}" for question in examples[:_EXAMPLES]]
+    lines += [f"- {question.text}" for question in examples[:_LISTED_EXAMPLES]]
   return "\n".join(lines)

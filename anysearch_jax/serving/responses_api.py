@@ -20,7 +20,7 @@ from anysearch_jax.environment import citations
 from anysearch_jax.serving import fields
 
 Item = dict[str, Any]
-# Of an earlier response, sent back with its message.
+# Items that clients send back with the message of an earlier response.
 _OTHER_ITEMS = ("reasoning", "web_search_call")
 
 
@@ -53,7 +53,7 @@ class Request(fields.Request):
   text: _Text = _Text()
 
   def turns(self) -> list[tuple[str, str]]:
-    messages = fields.said_by(self.input)
+    messages = fields.role_texts(self.input)
     if self.instructions is None:
       return messages
     return [("instructions", fields.text_of(self.instructions)), *messages]
@@ -63,20 +63,21 @@ class Request(fields.Request):
 
 
 class Writer:
-  """Turns an agent's events into the API's, which end in the response."""
+  """Turns an agent's events into the API's; the last one has the response."""
 
   last = b""
 
-  def __init__(self, asked: fields.Asked, served: fields.Served):
-    self._asked, self._served = asked, served
+  def __init__(self, request: fields.ParsedRequest, served: fields.Served):
+    self._request = request
+    self._served = served
     self._name = uuid.uuid4().hex
     self._created = int(time.time())
     self._number = 0
     self._items: list[Item] = []  # The output so far, in order.
 
-  def collected(self, told: Sequence[events.Event]) -> Item:
-    """Returns the response of all events of the answer, as the last event."""
-    *_, last = itertools.chain.from_iterable(map(self.write, told))
+  def collected(self, answer_events: Sequence[events.Event]) -> Item:
+    """Returns the response of all events of a question."""
+    *_, last = itertools.chain.from_iterable(map(self.write, answer_events))
     return last["response"]
 
   def begin(self) -> Iterator[Item]:
@@ -87,8 +88,7 @@ class Writer:
 
   def write(self, event: events.Event) -> Iterator[Item]:
     """Yields the API's events for one of the agent's."""
-    reasons = isinstance(event, events.Thinking)
-    if self._items and self._items[-1]["type"] == "reasoning" and not reasons:
+    if not isinstance(event, events.Thinking) and self._is_reasoning():
       yield from self._end("reasoning_text")
     match event:
       case events.Thinking(text):
@@ -105,7 +105,7 @@ class Writer:
     return ()
 
   def refused(self, error: fields.RequestError) -> Item:
-    """Returns the event of an error after the first event was sent."""
+    """Returns the event of an error that occurs after the first event."""
     values = fields.error_of(error)
     return self._event(
       "error",
@@ -137,8 +137,12 @@ class Writer:
     item["status"] = "completed"
     yield self._item("response.output_item.done", item)
 
+  def _is_reasoning(self) -> bool:
+    """Returns whether the last item of the output is reasoning."""
+    return bool(self._items) and self._items[-1]["type"] == "reasoning"
+
   def _reason(self, text: str) -> Iterator[Item]:
-    if not self._items or self._items[-1]["type"] != "reasoning":
+    if not self._is_reasoning():
       part = {"type": "reasoning_text", "text": ""}
       yield from self._begin("rs", "reasoning", part, summary=[])
     self._items[-1]["content"][0]["text"] += text
@@ -152,23 +156,23 @@ class Writer:
     for name in ("in_progress", "searching"):
       yield self._part(f"response.web_search_call.{name}", indexed=False)
 
-  def _found(self, found: events.Found) -> Iterator[Item]:
+  def _found(self, event: events.Found) -> Iterator[Item]:
     item = self._items[-1]
     item["status"] = "completed"
     item["action"]["sources"] = [
       {"type": "url", "url": fields.url_of(passage)}
-      for passage in found.passages
+      for passage in event.passages
     ]
-    # OpenAI's own item has no texts; clients ignore what they do not know.
-    item["results"] = citations.passages(found.passages)
-    for result, number in zip(item["results"], found.numbers, strict=False):
+    # OpenAI's own item has no texts; clients ignore fields they do not know.
+    item["results"] = citations.passage_values(event.passages)
+    for result, number in zip(item["results"], event.numbers, strict=False):
       result["number"] = number
     yield self._part("response.web_search_call.completed", indexed=False)
     yield self._item("response.output_item.done", item)
 
   def _answer(self, reply: events.Reply) -> Iterator[Item]:
     if self._items and self._items[-1]["status"] == "searching":
-      self._items[-1]["status"] = "failed"  # The search has no answer.
+      self._items[-1]["status"] = "failed"  # The search was not answered.
       yield self._item("response.output_item.done", self._items[-1])
     if reply.answer is not None:
       yield from self._message(reply.answer, reply)
@@ -201,7 +205,7 @@ class Writer:
   def _part(
     self, name: str, *, indexed: bool = True, **values: Any
   ) -> dict[str, Any]:
-    """Returns an event about the last item; `indexed`: about its one part."""
+    """Returns an event of the last item; if `indexed`, of its only part."""
     if indexed:
       values["content_index"] = 0
     return self._event(
@@ -219,14 +223,14 @@ class Writer:
   def _response(
     self, status: str, reply: events.Reply | None = None
   ) -> dict[str, Any]:
-    asked = self._asked
-    sampling = asked.sampling or self._served.sampling
+    request = self._request
+    sampling = request.sampling or self._served.sampling
     return {
       "id": f"resp_{self._name}",
       "object": "response",
       "created_at": self._created,
       "status": status,
-      "model": asked.model,
+      "model": request.model,
       "output": list(self._items),
       "error": None,
       "incomplete_details": None,
@@ -237,8 +241,8 @@ class Writer:
       "tools": [{"type": "web_search"}],
       "temperature": sampling.temperature,
       "top_p": sampling.top_p,
-      "max_tool_calls": asked.budget.searches,
-      "max_output_tokens": asked.max_tokens,
+      "max_tool_calls": request.budget.searches,
+      "max_output_tokens": request.max_tokens,
       "usage": reply and _usage(reply),
       "anysearch": reply and reply.record(),
     } | (_ending(reply) if reply else {})
@@ -257,13 +261,13 @@ def _ending(reply: events.Reply) -> dict[str, Any]:
 
 
 def _usage(reply: events.Reply) -> dict[str, Any]:
-  written = reply.tokens
-  given = len(reply.trajectory.token_ids) - written
+  output_tokens = reply.tokens
+  prompt_tokens = len(reply.trajectory.token_ids) - output_tokens
   return {
-    "input_tokens": given,
+    "input_tokens": prompt_tokens,
     "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-    "output_tokens": written,
+    "output_tokens": output_tokens,
     "output_tokens_details": {"reasoning_tokens": 0},
-    "total_tokens": given + written,
+    "total_tokens": prompt_tokens + output_tokens,
     "searches": reply.searches,
   }

@@ -8,10 +8,17 @@
     GET  /health                200, or 503 while the service drains
     GET  /metrics               for Prometheus
 
-Errors have OpenAI's form: 400 a field that cannot be honoured, 401 no key, 404
-no such model or path, 408 body too slow, 413 body too large, 429 too many
-requests or a day's limit, 500 a bug, 503 the engine, the retriever or a place
-is missing, or the service stops.
+Errors have OpenAI's form:
+
+    400   a field cannot be honoured
+    401   the key is missing or unknown
+    404   unknown model or path
+    408   the body came too slowly
+    413   the body is too large
+    429   the key has too many requests, or used up its day
+    500   a bug
+    503   the engine or the retriever is unavailable, all slots are taken, or
+          the service stops
 """
 
 from __future__ import annotations
@@ -42,25 +49,28 @@ _log = logging.getLogger(__name__)
 STOPPING = fields.RequestError(
   503, "The service stops; ask another one, or later.", retry_after=1
 )
-_BODY = 2**20  # Bytes of a request.
-_BODY_SECONDS = 30.0
-# Clients ignore comments; proxies cut a connection that is silent for long.
+_MAX_BODY_BYTES = 2**20
+_BODY_SECONDS = 30.0  # Until the whole body must have arrived.
+# Clients ignore comments, but proxies close a connection that is silent.
 HEARTBEAT = b": still working\n\n"
 HEARTBEAT_SECONDS = 15.0
 # The header with a request's id, which errors and the log name.
 _ID = "x-request-id"
-_EXAMPLES = 100
-# The names of an API in metrics; how it reads a request, and writes answers.
+_MAX_EXAMPLES = 100
+# The API's name in metrics, and the module with its `Request` and `Writer`.
 _APIS = {"responses": responses_api, "chat": chat_api}
 _FILES = {
   "/": ("index.html", "text/html; charset=utf-8"),
   "/page.css": ("page.css", "text/css; charset=utf-8"),
   "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
-# Bounds of buckets of times and of numbers of searches.
-_SECONDS = (*(m * 10.0**e for e in (-2, -1, 0, 1) for m in (1, 2, 5)), 100)
-_SEARCHES = (0, 1, 2, 3, 4, 5, 8, 12, 16, 32)
-# Nothing from elsewhere, no inline script, no frame around it:
+# Upper bounds of the buckets of histograms: 0.01, 0.02, 0.05, ... 50, 100.
+_SECONDS_BUCKETS = tuple(
+  digit * 10.0**exponent for exponent in (-2, -1, 0, 1) for digit in (1, 2, 5)
+) + (100,)
+_SEARCHES_BUCKETS = (0, 1, 2, 3, 4, 5, 8, 12, 16, 32)
+# The page loads nothing from other hosts, runs no inline script, and cannot be
+# put into a frame:
 # https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
 _HEADERS = {
   "content-security-policy": (
@@ -92,12 +102,12 @@ class _Metrics:
       "request_seconds",
       "From the headers of a request to the end of its answer.",
       ("route",),
-      buckets=_SECONDS,
+      buckets=_SECONDS_BUCKETS,
     )
     self.first_event = histogram(
       "first_event_seconds",
       "From a question to the first piece of reasoning, search or answer.",
-      buckets=_SECONDS,
+      buckets=_SECONDS_BUCKETS,
     )
     self._outcomes = counter(
       "episodes", "Episodes that ended, by their outcome.", ("outcome",)
@@ -106,7 +116,9 @@ class _Metrics:
       "searches", "Searches that were charged, also of clients that left."
     )
     self._searches = histogram(
-      "episode_searches", "Searches of an ended episode.", buckets=_SEARCHES
+      "episode_searches",
+      "Searches of an ended episode.",
+      buckets=_SEARCHES_BUCKETS,
     )
     self._tokens = counter("tokens", "Tokens that the policy wrote.")
     self._turns = counter("turns", "Turns of the policy.")
@@ -115,18 +127,24 @@ class _Metrics:
       "Questions under way, those that wait for a place included.",
     )
     engine: Any = agent.engine
-    if hasattr(engine, "pages"):  # Those that are held, and all.
+    if hasattr(engine, "pages"):  # A pair: the pages in use, and all pages.
       sentence = "Pages of the KV cache."
       gauge("kv_pages_used", sentence).set_function(lambda: engine.pages[0])
       gauge("kv_pages_all", sentence).set_function(lambda: engine.pages[1])
 
-  def responded(self, route: str, status: int, seconds: float) -> None:
-    """Counts a response."""
+  def count_response(self, route: str, status: int, seconds: float) -> None:
+    """Counts a response.
+
+    Args:
+      route: the API's name, or "connection" if no request was read.
+      status: HTTP status; 499 if the client left.
+      seconds: time from the request's headers to the end of the response.
+    """
     self._requests.labels(route, str(status)).inc()
     self._seconds.labels(route).observe(seconds)
 
-  def ended(self, reply: events.Reply) -> None:
-    """Counts an episode."""
+  def count_episode(self, reply: events.Reply) -> None:
+    """Counts an ended episode."""
     self._outcomes.labels(str(reply.outcome)).inc()
     self._searches.observe(reply.searches)
     self._tokens.inc(reply.tokens)
@@ -135,50 +153,56 @@ class _Metrics:
 
 
 class EndedError(Exception):
-  """The request has ended, because its client left."""
+  """The client has left, so its episode must end."""
 
 
 @dataclasses.dataclass
 class Account:
-  """What a request used, for logs, metrics and its key.
+  """The usage of a request, for logs, metrics and its key.
 
-  `tell` runs in the agent's thread, the rest in the service's.
+  `tell` runs in the agent's thread, the other methods in the service's.
 
-  reply: of the question, if that has ended.
-  begun: whether the question had a place.
-  searches: made so far.
-  heard: whether anything beyond the budget was told.
-  status: of the response.
-  ends: is closed when the request has ended.
+  Attributes:
+    route: name of the API in metrics.
+    id: the request's id.
+    key: name of the key; "" without one.
+    request: the parsed request, once it is admitted.
+    reply: the agent's reply, once the question has ended.
+    has_slot: whether the question began to run.
+    searches: number of searches so far.
+    has_event: whether an event besides `Budget` was told.
+    status: HTTP status of the response.
+    started: time of the request's arrival, of `time.monotonic`.
+    on_close: closed when the request has ended.
   """
 
   route: str
   id: str = dataclasses.field(default_factory=fields.new_id)
   key: str = ""
-  asked: fields.Asked | None = None
+  request: fields.ParsedRequest | None = None
   reply: events.Reply | None = None
-  begun: bool = False
+  has_slot: bool = False
   searches: int = 0
-  heard: bool = False
+  has_event: bool = False
   status: int = 200
   started: float = dataclasses.field(default_factory=time.monotonic)
-  ends: contextlib.ExitStack = dataclasses.field(
+  on_close: contextlib.ExitStack = dataclasses.field(
     default_factory=contextlib.ExitStack
   )
   _ended: bool = False
   _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
   def tell(self, event: events.Event) -> None:
-    """Counts what an event costs, before it is made.
+    """Counts a search before it is made, and keeps the reply.
 
     Raises:
-      EndedError: the request has ended, and what it used was read. Nothing may
-        be used after that, so the episode ends here.
+      EndedError: the request has ended and its usage was charged, so its
+        episode must use nothing more.
     """
     with self._lock:
       if self._ended:
         raise EndedError
-      self.begun = True
+      self.has_slot = True
       match event:
         case events.Searching():
           self.searches += 1
@@ -186,25 +210,28 @@ class Account:
           self.reply = reply
 
   def close(self) -> None:
-    """Ends the request; what it used is final."""
+    """Ends the request; its usage is final."""
     with self._lock:
       self._ended = True
-    self.ends.close()
+    self.on_close.close()
 
   def used(self) -> tuple[int, int]:
-    """Returns the searches, and the most tokens that can have been used.
+    """Returns the searches, and an upper bound of the tokens.
 
-    A question that was cut short can have used all of its tokens.
+    If the question ended early, it may have used all of its tokens.
     """
     tokens = 0
     if self.reply is not None:
       tokens = self.reply.tokens
-    elif self.begun and self.asked is not None:
-      tokens = self.asked.max_tokens
+    elif self.has_slot and self.request is not None:
+      tokens = self.request.max_tokens
     return self.searches, tokens
 
   def failure(self) -> str:
-    """Returns why the engine or the retriever failed, for the log only."""
+    """Returns why the engine or the retriever failed, for the log only.
+
+    It is "" if neither failed.
+    """
     if self.reply and self.reply.outcome is types.Outcome.FAILED:
       return self.reply.reason
     return ""
@@ -218,7 +245,7 @@ class Account:
       "status": status,
       "key": self.key,
       "seconds": round(seconds, 3),
-      "budget": self.asked.budget.searches if self.asked else None,
+      "budget": self.request.budget.searches if self.request else None,
       "searches": self.searches,
       "tokens": reply.tokens if reply else 0,
       "outcome": str(reply.outcome) if reply else None,
@@ -232,9 +259,10 @@ class Service:
 
   Attributes:
     agent: answers the questions.
-    served: what may be asked.
+    served: the model, with defaults and limits of requests.
     guard: admits keys; None admits everybody.
-    most: questions under way at a time, those that wait for a place included.
+    max_questions: limit of the questions that run or wait at a time; 0: eight
+      times the agent's slots.
     locked: whether every client needs a key.
     draining: whether the service is about to stop and refuses new questions.
   """
@@ -243,12 +271,12 @@ class Service:
   served: fields.Served
   _: dataclasses.KW_ONLY
   guard: keys.Guard | None = None
-  most: int = 0
+  max_questions: int = 0
   draining: bool = False
 
   def __post_init__(self):
     self.served = dataclasses.replace(self.served, cites=self.agent.cites)
-    self.most = self.most or 8 * self.agent.slots
+    self.max_questions = self.max_questions or 8 * self.agent.slots
     self._metrics = _Metrics(self.agent)
     self._running = 0
     self.locked = self.guard is not None
@@ -262,7 +290,7 @@ class Service:
 
   def on_closed(self, reason: str) -> None:
     """Counts a connection that was closed early."""
-    self._metrics.responded("connection", 499, 0.0)
+    self._metrics.count_response("connection", 499, 0.0)
 
   async def health(self, _: requests.Request) -> responses_lib.Response:
     """Returns the status of the service; needs no key."""
@@ -297,15 +325,19 @@ class Service:
     return _json({"object": "list", "data": [model]})
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
-    """Returns questions that one can ask; it is empty for real corpora."""
-    return _json([q.text for q in self.agent.examples[:_EXAMPLES]])
+    """Returns example questions; there are none for real corpora."""
+    return _json([q.text for q in self.agent.examples[:_MAX_EXAMPLES]])
 
   async def ask(
     self, route: str, request: requests.Request
   ) -> responses_lib.Response:
     """Answers a request to one of the two APIs.
 
-    A response that streams closes its account itself, at its end.
+    A streamed response closes its account itself, at its end.
+
+    Args:
+      route: the API's name in metrics.
+      request: the HTTP request.
     """
     account = Account(route)
     request.scope[_ID] = account.id
@@ -323,51 +355,59 @@ class Service:
     return response
 
   async def _answer(
-    self, account: Account, request: requests.Request
+    self, account: Account, http_request: requests.Request
   ) -> responses_lib.Response:
     """Reads a request, admits it and asks the agent."""
     if self.draining:
       raise STOPPING
-    key = self._key(request)
+    key = self._key(http_request)
     account.key = key.name if key else ""
-    body = await http_server.body(request, limit=_BODY, seconds=_BODY_SECONDS)
+    body = await http_server.body(
+      http_request, limit=_MAX_BODY_BYTES, seconds=_BODY_SECONDS
+    )
     api = _APIS[account.route]
-    asked = fields.read(api.Request, body, self.served)
-    refusal = await asyncio.to_thread(self.agent.refusal, asked.question)
+    request = fields.parse_request(api.Request, body, self.served)
+    refusal = await asyncio.to_thread(self.agent.refusal, request.question)
     if refusal is not None:
       raise fields.RequestError(400, refusal, code="unknown_words")
-    self._begin(account, key, asked)
-    writer = api.Writer(asked, self.served)
-    if asked.stream:
+    self._begin(account, key, request)
+    writer = api.Writer(request, self.served)
+    if request.stream:
       return _EventStream(
-        self._chunks(writer, account, asked),
+        self._chunks(writer, account, request),
         on_end=lambda: self._close(account, account.status),
       )
 
-    async def collected() -> list[events.Event]:
-      async with contextlib.aclosing(self._events(account, asked)) as told:
-        return [event async for event in told if event is not None]
+    async def collect() -> list[events.Event]:
+      async with contextlib.aclosing(
+        self._events(account, request)
+      ) as answer_events:
+        return [event async for event in answer_events if event is not None]
 
-    told = await http_server.unless_gone(request.receive, collected())
-    if account.failure():  # Clients then try again.
+    answer_events = await http_server.unless_gone(
+      http_request.receive, collect()
+    )
+    if account.failure():  # Of a 503, clients try again.
       sentence = fields.unavailable(account.id)
       raise fields.RequestError(
         503, sentence, code="unavailable", retry_after=1
       )
-    return _json(writer.collected(told))
+    return _json(writer.collected(answer_events))
 
   async def _chunks(
     self,
     writer: responses_api.Writer | chat_api.Writer,
     account: Account,
-    asked: fields.Asked,
+    request: fields.ParsedRequest,
   ) -> AsyncGenerator[bytes]:
-    """Yields the stream of a request, in the words of its API."""
-    account.status = 499  # Until the end of the stream.
+    """Yields the bytes of a streamed response."""
+    account.status = 499  # The client left; replaced at the end of the stream.
     yield b"".join(map(_frame, writer.begin()))
     try:
-      async with contextlib.aclosing(self._events(account, asked)) as told:
-        async for event in told:
+      async with contextlib.aclosing(
+        self._events(account, request)
+      ) as agent_events:
+        async for event in agent_events:
           if event is None:
             yield HEARTBEAT
           else:
@@ -379,24 +419,24 @@ class Service:
       account.status = error.status_code
 
   async def _events(
-    self, account: Account, asked: fields.Asked
+    self, account: Account, request: fields.ParsedRequest
   ) -> AsyncGenerator[events.Event | None]:
-    """Yields the events of a question as they come; None after a silence.
+    """Yields the events of a question as they happen; None is a heartbeat.
 
-    Closing it ends the question.
+    Closing the generator ends the question.
     """
-    told: asyncio.Queue[events.Event | None] = asyncio.Queue()
-    put = loop.putting(told)
+    pending: asyncio.Queue[events.Event | None] = asyncio.Queue()
+    put = loop.thread_safe_put(pending)
     answering = asyncio.ensure_future(
       self.agent.ask_async(
-        asked.question,
-        budget=asked.budget,
-        seed=asked.seed,
-        deadline=asked.deadline,
-        max_tokens=asked.max_tokens,
-        sampling=asked.sampling,
-        tell=lambda event: put(self._counted(account, event, asked.stop)),
-        pieces=asked.stream,
+        request.question,
+        budget=request.budget,
+        seed=request.seed,
+        deadline=request.deadline,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        tell=lambda event: put(self._counted(account, event, request.stop)),
+        pieces=request.stream,
       )
     )
     answering.add_done_callback(lambda _: put(None))
@@ -404,7 +444,7 @@ class Service:
       while True:
         try:
           async with asyncio.timeout(HEARTBEAT_SECONDS):
-            event = await told.get()
+            event = await pending.get()
         except TimeoutError:
           yield None
           continue
@@ -425,15 +465,16 @@ class Service:
   def _counted(
     self, account: Account, event: events.Event, stop: tuple[str, ...]
   ) -> events.Event:
-    """Counts an event in the agent's thread and returns what is told of it.
+    """Counts an event in the agent's thread, and returns it for the client.
 
-    So it is counted even if the client reads none of it.
+    So an event is counted even if the client never reads it. The returned reply
+    is cut at a stop text, and hides why the engine or the retriever failed.
     """
-    if not (account.heard or isinstance(event, events.Budget)):
-      account.heard = True
+    if not (account.has_event or isinstance(event, events.Budget)):
+      account.has_event = True
       self._metrics.first_event.observe(time.monotonic() - account.started)
     if isinstance(event, events.Answer):
-      self._metrics.ended(event.reply)
+      self._metrics.count_episode(event.reply)
     account.tell(event)
     if isinstance(event, events.Searching):
       self._metrics.searches.inc()
@@ -450,46 +491,47 @@ class Service:
   def _close(self, account: Account, status: int) -> None:
     account.close()
     seconds = time.monotonic() - account.started
-    self._metrics.responded(account.route, status, seconds)
+    self._metrics.count_response(account.route, status, seconds)
     if _log.isEnabledFor(logging.INFO):
       _log.info(json.dumps(account.line(status, seconds)))
 
   def _key(self, request: requests.Request) -> keys.Key | None:
     if self.guard is None:
       return None
-    return self.guard.key(request.headers.get("authorization"))
+    return self.guard.authenticate(request.headers.get("authorization"))
 
   def _begin(
-    self, account: Account, key: keys.Key | None, asked: fields.Asked
+    self, account: Account, key: keys.Key | None, request: fields.ParsedRequest
   ) -> None:
     """Charges the key and counts the request until it ends."""
-    if self._running >= self.most:
+    if self._running >= self.max_questions:
       raise fields.RequestError(
         503,
         f"Found {self._running} questions under way, expected at most "
-        f"{self.most}; ask later.",
+        f"{self.max_questions}; ask later.",
         retry_after=5,
       )
     if self.guard is not None and key is not None:
-      account.ends.enter_context(
+      account.on_close.enter_context(
         self.guard.admitted(
           key,
-          searches=asked.budget.searches,
-          tokens=asked.max_tokens,
+          searches=request.budget.searches,
+          tokens=request.max_tokens,
           used=account.used,
         )
       )
     self._count(1)
-    account.ends.callback(self._count, -1)
-    account.asked = asked
+    account.on_close.callback(self._count, -1)
+    account.request = request
 
-  def _count(self, more: int) -> None:
-    self._running += more
+  def _count(self, change: int) -> None:
+    """Adds `change`, 1 or -1, to the number of running questions."""
+    self._running += change
     self._metrics.running.set(self._running)
 
 
 def _cut(answer: str, stop: tuple[str, ...]) -> str:
-  """Returns what of an answer is before the first stop text in it."""
+  """Returns an answer up to the first stop text in it."""
   ends = [answer.index(text) for text in stop if text in answer]
   return answer[: min(ends, default=len(answer))]
 
@@ -511,38 +553,38 @@ def create_app(service: Service) -> applications.Starlette:
   ]
   paths = ", ".join(route.path for route in routes)
 
-  async def refused(
+  async def error_response(
     request: requests.Request, error: Exception
   ) -> responses_lib.Response:
-    name = request.scope.get(_ID, "")
+    request_id = request.scope.get(_ID, "")
     if not isinstance(error, exceptions.HTTPException):
-      error = _failed(name, error)
+      error = _failed(request_id, error)
     values = fields.error_of(error)
-    if not name and error.status_code in (404, 405):  # No route has it.
+    if not request_id and error.status_code in (404, 405):  # No route matched.
       values["message"] += f"; expected one of {paths}."
     response = _json({"error": values}, error.status_code, error.headers)
-    if name:
-      response.headers[_ID] = name
+    if request_id:
+      response.headers[_ID] = request_id
     return response
 
   return applications.Starlette(
     routes=routes,
     exception_handlers=dict.fromkeys(
-      (exceptions.HTTPException, Exception), refused
+      (exceptions.HTTPException, Exception), error_response
     ),
   )
 
 
-def _failed(request: str, error: Exception) -> fields.RequestError:
-  """Logs a bug and returns what the client is told of it."""
-  _log.error("%s was not answered.", request, exc_info=error)
+def _failed(request_id: str, error: Exception) -> fields.RequestError:
+  """Logs a bug and returns an error that does not show it."""
+  _log.error("%s was not answered.", request_id, exc_info=error)
   return fields.RequestError(
-    500, f"The server failed; its log says more of {request}."
+    500, f"The server failed; its log says more of {request_id}."
   )
 
 
 def _file(name: str, kind: str) -> responses_lib.Response:
-  """Returns a file of the page, an app by itself."""
+  """Returns an ASGI app that serves a file of the page."""
   file = importlib.resources.files(__package__).joinpath("page", name)
   return responses_lib.Response(file.read_bytes(), 200, _HEADERS, kind)
 
@@ -550,17 +592,17 @@ def _file(name: str, kind: str) -> responses_lib.Response:
 def _json(
   value: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> responses_lib.Response:
-  """Returns a response of JSON; in ASCII, so half a surrogate is no error."""
+  """Returns a response of JSON, in ASCII, which can hold a lone surrogate."""
   body = json.dumps(value)
   return responses_lib.Response(body, status, headers, "application/json")
 
 
 def _frame(value: Mapping[str, Any]) -> bytes:
-  """Returns an event of a stream, which has the name of its `type`, if any.
+  """Returns a server-sent event, which is named by the `type` of its value.
 
   https://html.spec.whatwg.org/multipage/server-sent-events.html
-  Its JSON is ASCII, because some clients also end lines at other characters
-  than newlines, such as U+2028.
+  The JSON is ASCII, because some clients end lines at other characters than
+  newlines too, such as U+2028.
   """
   name = f"event: {value['type']}\n" if "type" in value else ""
   return f"{name}data: {json.dumps(value)}\n\n".encode()

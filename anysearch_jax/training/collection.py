@@ -307,7 +307,7 @@ def pack(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   if recorded:
     tokens["experts"] = np.concatenate(
       [
-        experts.unknown(len(t.token_ids), recorded[0])
+        experts.unrecorded(len(t.token_ids), recorded[0])
         if t.experts is None
         else t.experts
         for t in trajectories

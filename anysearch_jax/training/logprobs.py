@@ -138,7 +138,7 @@ class _How(NamedTuple):
       "w": jax.P(self.vocab, self.model),
       "t": self.layout.tokens,
     }
-    return self.layout.local(
+    return self.layout.shard_map(
       f, tuple(specs[i] for i in ins), tuple(specs[o] for o in outs)
     )
 
@@ -345,7 +345,7 @@ def _head_gradient(how: _How, d_head):
     d_head = jax.lax.psum_scatter(
       d_head, how.model, scatter_dimension=1, tiled=True
     )
-  return jax.lax.psum(d_head, how.layout.other_tokens(how.model))
+  return jax.lax.psum(d_head, how.layout.token_axes_without(how.model))
 
 
 def _first(how: _How, head) -> jax.Array | int:

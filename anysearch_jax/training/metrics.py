@@ -181,7 +181,7 @@ def begin(
     (folder / "trajectories").mkdir(exist_ok=True)
     source = folder / "source"
     if not source.is_dir():
-      with hf.appears_whole(source) as beside:
+      with hf.atomic_directory(source) as beside:
         hf.save_files(beside, policy)
     json_files.write(folder / "prompts.json", prompts)
 

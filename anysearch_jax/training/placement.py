@@ -194,7 +194,7 @@ def compute(
       dtype=dtype,
       length=length,
       compute_capability=None if capability is None else float(capability),
-      only_xla=a.only_xla,
+      xla_only_feature=a.xla_only_feature,
     )
     for length in batch.row_lengths
   }

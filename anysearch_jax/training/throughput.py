@@ -58,7 +58,7 @@ def count(
     positions += real.size
     seen = rows.positions[used][real] + 1
     contexts, times = np.unique(seen, return_counts=True)
-    pairs += float(np.dot(times, [a.seen(each) for each in contexts]))
+    pairs += float(np.dot(times, [a.mean_attended(each) for each in contexts]))
   return Work(tokens, scored, positions, pairs)
 
 

@@ -23,7 +23,7 @@ from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import shipped
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf
+from anysearch_jax.policy import hf, hf_architecture
 from anysearch_jax.retrieval.index import flat
 from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
@@ -303,4 +303,4 @@ def _architecture(*, rehearse: bool) -> architecture_lib.Architecture:
   """Returns the architecture of Qwen3-4B, or a tiny one."""
   path = pathlib.Path(shipped.find("configs/shapes/Qwen3-4B.json"))
   shape = json.loads(path.read_text())
-  return architecture_lib.from_hf(shape | _TINY if rehearse else shape)
+  return hf_architecture.from_hf(shape | _TINY if rehearse else shape)

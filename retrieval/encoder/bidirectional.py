@@ -238,21 +238,21 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
   """
   family = _FAMILIES[hf["model_type"]]
   understood = ("architectures", "model_type", *family.sizes, *family.defaults)
-  hf_config.check(
+  hf_config.check_keys(
     hf, understood=understood, harmless=family.harmless, only=family.only
   )
   hf = {**family.defaults, **hf}
   fields: dict[str, Any]
-  hf_config.typed(hf, dict.fromkeys(family.sizes, hf_config.SIZE))
+  hf_config.check_types(hf, dict.fromkeys(family.sizes, hf_config.SIZE))
   fields = {field: hf[key] for key, field in family.sizes.items()}
   divisor = fields["heads"]
   condition = ""
   if family is _BERT:
-    hf_config.typed(hf, {"layer_norm_eps": hf_config.NUMBER})
+    hf_config.check_types(hf, {"layer_norm_eps": hf_config.NUMBER})
     fields["norm_eps"] = hf["layer_norm_eps"]
     if hf["model_type"] != "bert":
       hf = {"pad_token_id": 1, **hf}
-      hf_config.typed(hf, {"pad_token_id": _PADDING})
+      hf_config.check_types(hf, {"pad_token_id": _PADDING})
       fields["first_position"] = hf["pad_token_id"] + 1
   else:
     fields |= _modernbert(hf, fields["layers"])
@@ -271,15 +271,15 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
   Older files use other keys for the layers without a window and the thetas.
   """
-  hf_config.typed(
+  hf_config.check_types(
     hf, dict.fromkeys(_FLAGS, hf_config.SWITCH) | {"norm_eps": hf_config.NUMBER}
   )
   rope = _object(hf, "rope_parameters")
-  hf_config.check(rope, understood=(_WHOLE, _WINDOW), only={})
+  hf_config.check_keys(rope, understood=(_WHOLE, _WINDOW), only={})
   kinds = hf.get("layer_types")
   if kinds is None:
     period = "global_attn_every_n_layers"
-    hf_config.typed(hf, {period: hf_config.SIZE})
+    hf_config.check_types(hf, {period: hf_config.SIZE})
     kinds = [_WINDOW if i % hf[period] else _WHOLE for i in range(layers)]
   layer_types = hf_config.Kind(
     f"{_WHOLE!r} or {_WINDOW!r} for each of {layers} layers",
@@ -289,7 +289,7 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
       and {_WHOLE, _WINDOW}.issuperset(map(str, x))
     ),
   )
-  hf_config.typed({"layer_types": kinds}, {"layer_types": layer_types})
+  hf_config.check_types({"layer_types": kinds}, {"layer_types": layer_types})
   fields: dict[str, Any] = {
     "norm_eps": hf["norm_eps"],
     "windowed": tuple(kind == _WINDOW for kind in kinds),
@@ -298,14 +298,14 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
   for kind, reach in ((_WHOLE, "global"), (_WINDOW, "local")):
     options = _object(rope, kind)
     plain = ("default", None)
-    hf_config.check(
+    hf_config.check_keys(
       options,
       understood=("rope_theta",),
       only={"rope_type": plain, "type": plain},
     )
     theta = "rope_theta" if "rope_theta" in options else f"{reach}_rope_theta"
     options = {**hf, **options}
-    hf_config.typed(options, {theta: hf_config.NUMBER})
+    hf_config.check_types(options, {theta: hf_config.NUMBER})
     fields[f"{reach}_theta"] = float(options[theta])
   return fields
 
@@ -313,7 +313,7 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
 def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
   """Returns an object of a config.json, {} if it is missing or null."""
   if hf.get(key) is not None:
-    hf_config.typed(hf, {key: hf_config.OBJECT})
+    hf_config.check_types(hf, {key: hf_config.OBJECT})
   return hf.get(key) or {}
 
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from anysearch_jax.host import json_files
 from anysearch_jax.policy import (
-  architecture,
   decoder,
+  hf_architecture,
   hf_config,
   table,
   tensor_files,
@@ -105,7 +105,7 @@ def _decoder(config: Mapping[str, Any]) -> Model:
     isinstance(name, str) and name.endswith("Model") for name in names
   ):
     config.pop("architectures", None)
-  a = table.headless(architecture.from_hf(config))
+  a = table.headless(hf_architecture.from_hf(config))
   end = config.get("eos_token_id")
   if isinstance(end, list) and end:
     end = end[0]

@@ -128,7 +128,7 @@ def test_passages_without_room_are_not_among_the_documents(kept):
 
 def test_known_question_keeps_its_id_and_corpus():
   known = types.Question("q7", "Who wrote Emma?", ("Jane",), "books")
-  with make(known=[known], corpus="all") as agent:
+  with make(examples=[known], corpus="all") as agent:
     assert agent.examples == (known,)
     reply = agent.ask(" Who wrote Emma? ", budget=1)
     other = agent.ask("Who?", budget=1)
@@ -163,7 +163,7 @@ def test_a_policy_of_the_world_is_not_asked_in_english():
   made = world.World(0)
   codec = tokenizer.Tokenizer(world_tokenizer.build_tokenizer(made))
   questions = made.evaluation_questions(5)
-  with make(codec=codec, known=questions) as agent:
+  with make(codec=codec, examples=questions) as agent:
     for question in questions:
       assert agent.refusal(question.text) is None
       one_wrong = question.text.replace("?", "IBM ?")

@@ -71,7 +71,7 @@ def index(tmp_path_factory):
 def found(retriever):
   """Searches as an agent would; returns the ids of the passages."""
   searcher = searching.BatchingRetriever(
-    loading._opened(retriever), CONFIG.search
+    loading._open_retriever(retriever), CONFIG.search
   )
   answer = asyncio.run(searcher.search(types.SearchRequest("fire n7", 2)))
   return [passage.id for passage in answer]

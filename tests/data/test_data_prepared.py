@@ -163,7 +163,7 @@ def test_training_goes_through_the_mix_epoch_by_epoch(tmp_path):
 def test_smaller_evaluation_is_a_subset_of_a_larger_one(tmp_path):
   sizes = {"nq_train": 9, "nq_dev": 5, "nq_test": 40, "zebra_test": 1}
   opened = _write(tmp_path / "qa", musique_dev=30, hotpotqa_train=3, **sizes)
-  few, more = (opened.evaluation_questions(each=n) for n in (10, 20))
+  few, more = (opened.evaluation_questions(per_dataset=n) for n in (10, 20))
   names = [q.metadata["dataset"] for q in few]
   # The paper's datasets come first; test if there is one, otherwise dev.
   assert names == ["nq"] * 10 + ["musique"] * 10 + ["zebra"]
@@ -241,14 +241,14 @@ def test_a_file_of_questions_says_what_it_leaves_out(tmp_path, caplog):
 def test_the_world_is_one_dataset():
   source = parts.source(config_lib.ExperimentConfig())
   few, more = (source.evaluation_questions(("world",), n) for n in (7, 20))
-  assert few == more[:7] and few == source.evaluation_questions(each=7)
+  assert few == more[:7] and few == source.evaluation_questions(per_dataset=7)
   ids = [q.id for q in source.evaluation_questions()]
   assert len(set(ids)) == 1000
   # The same questions as in earlier evaluations, so that they can be paired.
   digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()
   assert digest.startswith("9640de47c800468f")
   assert all(q.id.startswith("held-out/") for q in more)
-  (first,) = source.evaluation_questions(each=1, split="dev")
+  (first,) = source.evaluation_questions(per_dataset=1, split="dev")
   assert first.id.startswith("dev/")
   with pytest.raises(ValueError, match="'nq': data.source 'world' has only"):
     source.evaluation_questions(("nq", "world"))

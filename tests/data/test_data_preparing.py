@@ -50,14 +50,14 @@ def prepare(*sources, **settings):
   ],
 )
 def test_question_is_one_line_with_question_mark(found, read):
-  assert formats.ask(found) == read
+  assert formats.as_question(found) == read
 
 
 def test_answers_that_normalise_to_nothing_are_removed():
   found = [
     *("*", " Jane  Austen ", "the", "---", "Jane Austen", "jane austen", ""),
   ]
-  assert formats.accept(found) == ("Jane Austen", "jane austen")
+  assert formats.accepted_answers(found) == ("Jane Austen", "jane austen")
 
 
 def test_rows_are_counted_as_kept_or_dropped_by_reason(tmp_path):

@@ -133,15 +133,17 @@ def test_named_passages_are_found_in_a_corpus(tmp_path):
   corpus = _lines(tmp_path / "corpus.jsonl", rows)
   known = {"gold_doc_ids": ["3", "7"], "level": "hard"}
   own = {"gold_doc_ids": ["9"], "supporting": [{"title": "A", "text": "x"}]}
-  found = preparing.filled([json.dumps(known), json.dumps(own), "{}"], corpus)
+  found = preparing.add_supporting(
+    [json.dumps(known), json.dumps(own), "{}"], corpus
+  )
   first, second, third = map(json.loads, found)
   assert evidence.of_metadata(first) == (("T3 text 3", "T7 text 7"), ())
   assert first["level"] == "hard" and second == own and third == {}
   known["gold_doc_ids"].append("8")
   with pytest.raises(ValueError, match=r"1 of 3 passages .*\(8\)"):
-    preparing.filled([json.dumps(known)], corpus)
+    preparing.add_supporting([json.dumps(known)], corpus)
   with pytest.raises(ValueError, match="row 1: found no passage"):
-    preparing.filled([], _lines(corpus, [{"id": "1"}]))
+    preparing.add_supporting([], _lines(corpus, [{"id": "1"}]))
 
 
 def test_world_evidence_equals_its_passages():

@@ -106,22 +106,25 @@ def test_block_states_what_is_left():
   line = protocol.budget_line(3, 1)
   caps = budgets.parse("tokens=256,dollars=0.01,seconds=30", PRICES)
   used = {"tokens": 56, "dollars": 0.0025, "seconds": 4.0}
-  assert units.left(line, "budget.toml", caps, used) == (
+  assert units.state_remaining(line, "budget.toml", caps, used) == (
     "<budget>remaining=2; used=1; total=3 ; "
     "tokens remaining=200; used=56; total=256 ; "
     "dollars remaining=0.0075; used=0.0025; total=0.01 ; "
     "seconds remaining=26; used=4; total=30</budget>\n"
   )
   few = budgets.parse("dollars=0.0000004", PRICES)
-  assert "at most 0.0000004 US" in units.assigned("budget.toml", few)
-  assert "remaining=0.00000027; used=0.00000013; total=0.0000004" in units.left(
-    line, "budget.toml", few, {**used, "dollars": 1.3e-7}
+  assert "at most 0.0000004 US" in units.state_assigned("budget.toml", few)
+  assert (
+    "remaining=0.00000027; used=0.00000013; total=0.0000004"
+    in units.state_remaining(
+      line, "budget.toml", few, {**used, "dollars": 1.3e-7}
+    )
   )
-  assert "remaining=0; used" in units.left(
+  assert "remaining=0; used" in units.state_remaining(
     line, "budget.toml", few, {**used, "dollars": 4e-7 * (1 - 1e-9)}
   )
-  assert units.left(line, "budget.toml", budgets.of(3), used) == line
-  assert units.left("", "budget.toml", caps, used) == ""
+  assert units.state_remaining(line, "budget.toml", budgets.of(3), used) == line
+  assert units.state_remaining("", "budget.toml", caps, used) == ""
 
 
 def test_world_states_units_in_its_own_words():
@@ -132,9 +135,11 @@ def test_world_states_units_in_its_own_words():
       continue
     caps = budgets.parse("tokens=137,dollars=0.07,seconds=900", PRICES)
     used = {"tokens": 56, "dollars": 0.0025, "seconds": 4.0}
-    text = units.assigned(env.units, caps)
+    text = units.state_assigned(env.units, caps)
     assert text == "total= 13 ; ample 7 ; remaining= 20 ; "
-    line = units.left(protocol.budget_line(3, 1), env.units, caps, used)
+    line = units.state_remaining(
+      protocol.budget_line(3, 1), env.units, caps, used
+    )
     assert line == protocol.budget_line(3, 1)
     for each in (text, line, units.texts(env.units).values["unlimited"]):
       assert unknown not in tokenizer.encode(each)

@@ -40,7 +40,7 @@ KNOWN = {1: A, 2: B, 3: C}
   ],
 )
 def test_citations_of_an_answer_by_hand(answer, text, cited, refused):
-  found = citations.read(answer, KNOWN)
+  found = citations.read_marks(answer, KNOWN)
   assert found.answer == text
   assert found.citations == tuple((n, KNOWN[n]) for n in cited)
   assert found.refused == tuple(refused)
@@ -48,9 +48,11 @@ def test_citations_of_an_answer_by_hand(answer, text, cited, refused):
 
 @hypothesis.given(st.text("[]【】123 ,;-†#^docand\n", max_size=40))
 def test_marks_are_read_once_and_removed_whole(text):
-  found = citations.read(text, KNOWN)
-  assert citations.read(found.answer, KNOWN)[:2] == found[:2]
-  assert not citations.read(citations.without(text), KNOWN).citations
+  found = citations.read_marks(text, KNOWN)
+  assert citations.read_marks(found.answer, KNOWN)[:2] == found[:2]
+  assert not citations.read_marks(
+    citations.without_marks(text), KNOWN
+  ).citations
 
 
 @hypothesis.given(
@@ -60,20 +62,20 @@ def test_a_document_writes_neither_marks_nor_tags(title, text, path, heading):
   source = types.Source(path, 3, heading)
   evil = types.Passage("e", title, text, source=source)
   block = citations.observation([(1, evil), (2, A)])
-  assert [n for n, _ in citations.read(block, KNOWN).citations] == [1, 2]
-  assert citations.read(block, KNOWN).refused == ()
+  assert [n for n, _ in citations.read_marks(block, KNOWN).citations] == [1, 2]
+  assert citations.read_marks(block, KNOWN).refused == ()
   tags = [tag[0] for tag in protocol.TAG_PATTERN.finditer(block)]
   assert tags == ["<information>", "</information>"]
 
 
 def test_a_passage_keeps_its_number_and_shows_its_place():
-  numbers = citations.numbers([A, B, A], ())
+  numbers = citations.number_passages([A, B, A], ())
   assert numbers == (1, 2, 1)
   seen = types.Observation("search", "q", 0, (A, B, A), 0, numbers)
-  numbers = citations.numbers([C, B], [seen])
+  numbers = citations.number_passages([C, B], [seen])
   again = types.Observation("search", "r", 1, (C, B), 0, numbers)
-  assert citations.shown([seen, again]) == KNOWN
-  assert citations.numbers([D, B], [seen, again]) == (4, 2)
+  assert citations.citable_passages([seen, again]) == KNOWN
+  assert citations.number_passages([D, B], [seen, again]) == (4, 2)
   source = types.Source("n/l.pdf", 3, "Lease > Rent > Due")
   placed = types.Passage("l#3", "Lease", "a\n\n b\n", source=source)
   assert citations.observation([(7, placed)]) == (

@@ -144,7 +144,5 @@ def test_the_official_scorer_only_adds_columns_to_a_score_file(tmp_path):
   assert scored(line, config)[0]["official_em"] == 0
   del line["dataset"]
   assert scored(line, plain) == before
-  with pytest.raises(
-    ValueError, match="1: dataset: found .* Field required"
-  ):
+  with pytest.raises(ValueError, match="1: dataset: found .* Field required"):
     scored(line, config)

@@ -92,7 +92,7 @@ def test_shares_of_evidence_are_those_of_the_original():
     question = types.Question("q", "Q?", ("x",), metadata=metadata)
     retriever = scripted.Retriever({"s": found[:3]})
     played = engine, retriever, config_lib.EpisodeConfig()
-    return evidence.found(
+    return evidence.measure(
       scripted.play(*played, budget=1, question=question), cited
     )
 

@@ -206,7 +206,7 @@ def test_a_killed_export_leaves_nothing_behind_and_loses_nothing(tmp_path):
   assert not list(folder.glob("model-*"))
   # Killed between its renames.
   folder.rename(tmp_path / "policy.replaced")
-  with pytest.raises(KeyboardInterrupt), hf.appears_whole(folder):
+  with pytest.raises(KeyboardInterrupt), hf.atomic_directory(folder):
     raise KeyboardInterrupt
   assert [path.name for path in tmp_path.iterdir()] == ["policy"]
   assert hf.load(folder).architecture == policy.architecture

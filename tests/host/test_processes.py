@@ -172,7 +172,7 @@ def test_a_received_error_cannot_name_anything_but_an_error_class():
     [["anysearch_jax.nowhere", "Error"]],
     [["this", "Error"]],
   ):
-    error = processes.error_of({"classes": classes, "text": "x"})
+    error = processes.rebuild_error({"classes": classes, "text": "x"})
     assert type(error) is RuntimeError
   assert "this" not in sys.modules
 
@@ -188,7 +188,7 @@ def test_bytes_of_any_length_arrive_whole(monkeypatch, size):
     theirs = x - 1 if x.ndim == 0 else x
     return np.stack([x, theirs])
 
-  monkeypatch.setattr(processes, "_PIECE", 8)
+  monkeypatch.setattr(processes, "_PIECE_BYTES", 8)
   monkeypatch.setattr(multihost_utils, "process_allgather", allgather)
   assert processes._gather(mine) == [mine, mine[:-1]]
   # One shape for the lengths and one for all pieces; neither is large.

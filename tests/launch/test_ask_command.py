@@ -22,12 +22,12 @@ from anysearch_jax.rollout import driver, searching
 # Found at budget 3, after a search in other words; memory is wrong.
 QUESTION = "gebos employer founder ?"
 CONFIG = quickstart.get_config()
-CHOSEN = policies.Chosen("hf", CONFIG.policy)
+CHOSEN = policies.PolicyChoice("hf", CONFIG.policy)
 
 
 @pytest.fixture(scope="module")
 def agent():
-  with agents.loaded(agents.prepare(CONFIG, CHOSEN)) as loaded:
+  with agents.open_agent(agents.prepare(CONFIG, CHOSEN)) as loaded:
     yield loaded
 
 

@@ -30,7 +30,7 @@ from anysearch_jax.launch import (
   train,
 )
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.policy import architecture, hf
+from anysearch_jax.policy import hf, hf_architecture
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 
 CONFIG = quickstart.get_config()
@@ -51,7 +51,7 @@ def checks(config=CONFIG, folder=pathlib.Path("run"), **settings):
 
 
 def run(look):
-  return doctor.run(look, deadline=60)
+  return doctor.run_check(look, deadline=60)
 
 
 def footprint(config=CONFIG, **groups):
@@ -122,7 +122,7 @@ def test_a_check_that_breaks_or_hangs_is_a_problem():
     (finding,) = run(look)
     assert (finding.level, finding.found) == (findings.PROBLEM, sentence)
   held = threading.Event()
-  (finding,) = doctor.run(held.wait, deadline=0.1)
+  (finding,) = doctor.run_check(held.wait, deadline=0.1)
   assert finding.found == "found no answer within 0.1 seconds"
   held.set()
 
@@ -180,12 +180,12 @@ def test_a_device_that_jax_does_not_use_is_reported_with_the_reason(
 
 @pytest.mark.parametrize("path", sorted(SHAPES.glob("*.json")))
 def test_policy_of_full_size_is_not_for_a_cpu(monkeypatch, path):
-  a = architecture.from_hf(json.loads(path.read_text()))
+  a = hf_architecture.from_hf(json.loads(path.read_text()))
   monkeypatch.setattr(platforms, "has_device", lambda name: name == "cuda")
   with pytest.raises(ValueError, match="has a CUDA device.*--allow_cpu"):
     jax_setup.refuse_cpu(a, allow=False)
   jax_setup.refuse_cpu(a, allow=True)
-  found = run_checks.accelerated(a)
+  found = run_checks.check_accelerator(a)
   assert found.level == findings.PROBLEM and "billion" in found.found
   monkeypatch.setattr(platforms, "has_device", lambda name: False)
   assert "has a" not in jax_setup.cpu_problem(a)
@@ -277,7 +277,7 @@ def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
   values["added_tokens"].append(entry)
   path.write_text(json.dumps(values))
   codec = tokenizer_lib.Tokenizer.from_folder(tmp_path / "policy")
-  problems = said(run_checks.texts(codec, CONFIG), findings.PROBLEM)
+  problems = said(run_checks.check_texts(codec, CONFIG), findings.PROBLEM)
   assert any("loses </answer>" in each for each in problems), problems
   (weights,) = (tmp_path / "policy").glob("*.safetensors")
   weights.write_bytes(weights.read_bytes()[:-100])
@@ -288,7 +288,7 @@ def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
 
 def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
   config = config_lib.ExperimentConfig()
-  found = list(run_checks.texts(real_tokenizer, config))
+  found = list(run_checks.check_texts(real_tokenizer, config))
   assert not said(found, findings.PROBLEM)
   assert sum("tags survive" in each for each in said(found, findings.OK)) == 1
   silent = tokenizer_lib.Tokenizer(real_tokenizer.hf)
@@ -297,13 +297,13 @@ def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
     (set(), findings.PROBLEM, "no token ends a turn"),
   ):
     silent.end_of_turn_ids = frozenset(ends)
-    found = run_checks._prompt(silent, config)
+    found = run_checks._check_prompt(silent, config)
     assert any(sentence in each for each in said(found, level))
   # As that of gpt-oss, whose answers another token ends than questions.
   (last, *_), template = silent.control_tokens, silent.hf.chat_template
   monkeypatch.setattr(silent.hf, "chat_template", template + f"{{# {last} #}}")
   silent.end_of_turn_ids = frozenset(silent.encode(last))
-  assert not said(run_checks._prompt(silent, config), findings.WARNING)
+  assert not said(run_checks._check_prompt(silent, config), findings.WARNING)
 
 
 # Who answers.
@@ -362,7 +362,7 @@ def test_a_slow_retriever_is_a_warning():
       return ["passage"]
 
   config = dataclasses.replace(CONFIG.episode, search_deadline=0.03)
-  (finding,) = run_checks.asked(Slow(), [run_checks._QUESTION], config)
+  (finding,) = run_checks.check_answers(Slow(), [run_checks._QUESTION], config)
   assert finding.level == findings.WARNING
   assert "episode.search_deadline, now 0.03" in finding.todo
 

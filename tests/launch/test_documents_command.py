@@ -49,8 +49,8 @@ def run(server, command, *arguments):
 
 def described():
   """Brings the index up to date as a command does; returns what it says."""
-  place = str(documents._cached(["notes"]))
-  return list(documents.described(folder.update(["notes"], place), place))
+  place = str(documents._cache_folder(["notes"]))
+  return list(documents.summary_lines(folder.update(["notes"], place), place))
 
 
 def test_an_answer_names_its_sources_and_the_index_follows_the_folder(notes):

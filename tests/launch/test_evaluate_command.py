@@ -79,7 +79,7 @@ def rows(chosen, config, folder, questions=None):
       config.evaluation,
       played_evaluation.playing(config),
       player=player,
-      questions=questions or source.evaluation_questions(each=3),
+      questions=questions or source.evaluation_questions(per_dataset=3),
       retriever=source.retriever,
       folder=folder,
     )
@@ -89,11 +89,11 @@ def rows(chosen, config, folder, questions=None):
 def test_a_checkpoint_plays_as_its_export_does(run, tmp_path):
   asked = {"budgets": (0, 1), "seeds": (1,)}
   config = config_lib.changed(small_run.CONFIG, evaluation=asked)
-  chosen = policies.Chosen("checkpoint", str(run))
+  chosen = policies.PolicyChoice("checkpoint", str(run))
   found = rows(chosen, config, tmp_path / "checkpoint")
-  exported = policies.Chosen("hf", str(run / "policy"))
+  exported = policies.PolicyChoice("hf", str(run / "policy"))
   assert found == rows(exported, config, tmp_path / "export")
-  began = policies.Chosen("hf", str(run.parent / "base"))
+  began = policies.PolicyChoice("hf", str(run.parent / "base"))
   assert found != rows(began, config, tmp_path / "base")
   identity = policies.identity(chosen)
   newest = checkpoint.sound(run / "checkpoints")
@@ -108,7 +108,7 @@ def test_a_checkpoint_plays_as_its_export_does(run, tmp_path):
 )
 def test_a_checkpoint_that_is_not_there_is_refused(run, name, message):
   with pytest.raises(ValueError, match=message):
-    policies.identity(policies.Chosen("checkpoint", f"{run}{name}"))
+    policies.identity(policies.PolicyChoice("checkpoint", f"{run}{name}"))
 
 
 def test_servers_sample_the_policy_of_a_folder(tmp_path):
@@ -122,7 +122,7 @@ def test_servers_sample_the_policy_of_a_folder(tmp_path):
       evaluation={"budgets": (0, 2), "seeds": (1,)},
       episode={"max_generated": 16, "max_context": 60},
     )
-    chosen = policies.Chosen("hf", str(tmp_path / "policy"))
+    chosen = policies.PolicyChoice("hf", str(tmp_path / "policy"))
     asked = [types.Question(q, "a", (a,)) for q, a in ("qb", "pc")]
     found = rows(chosen, config, tmp_path / "evaluation", asked)
     assert len(server.bodies("/generate")) == 4
@@ -142,14 +142,14 @@ def test_evaluation_by_servers_needs_one_device(by_flag):
   a = sglang_engines.policy().architecture
   with pytest.raises(ValueError, match="device 41"):
     placement.check_playing(a, config)
-  found = policies.served(config, urls if by_flag else ())
+  found = policies.with_servers(config, urls if by_flag else ())
   placement.check_playing(a, found)
   assert sharding.rollout_mesh(found.mesh, a).size == 1
   assert found.engine.kind == "sglang"
   assert not by_flag or found.sglang.urls == urls
   # In this process it is sampled on the mesh of the configuration.
   in_process = dataclasses.replace(config, engine=config_lib.EngineConfig())
-  assert policies.served(in_process, ()) == in_process
+  assert policies.with_servers(in_process, ()) == in_process
 
 
 def make(config, source):
@@ -161,11 +161,11 @@ def make(config, source):
 def test_a_function_makes_a_policy(tmp_path):
   evaluation = config_lib.EvaluationConfig(budgets=(1,), seeds=(1,))
   config = config_lib.ExperimentConfig(evaluation=evaluation)
-  chosen = policies.Chosen("scripted", f"{__name__}:make")
+  chosen = policies.PolicyChoice("scripted", f"{__name__}:make")
   found = rows(chosen, config, tmp_path / "e")
   assert {json.loads(row)["answer"] for row in found} == {"x"}
   with pytest.raises(ValueError, match="which names .* or one of optimum, "):
-    rows(policies.Chosen("scripted", "nothing"), config, tmp_path / "f")
+    rows(policies.PolicyChoice("scripted", "nothing"), config, tmp_path / "f")
 
 
 def test_commands_play_resume_and_refuse(tmp_path):

@@ -237,5 +237,5 @@ def test_help_has_the_values_of_the_configuration_named_before_it(tmp_path):
 
 def test_unexpected_argument_is_refused(capsys):
   with pytest.raises(SystemExit):
-    flags.called(len, ["launch.x", "rest"], arguments=False)
+    flags.call_command(len, ["launch.x", "rest"], arguments=False)
   assert "Unexpected argument 'rest'" in capsys.readouterr().err

@@ -61,7 +61,10 @@ def test_flags_of_gpus_are_set_on_gpus_and_give_way_to_the_users():
 def test_this_jaxlib_knows_every_flag():
   # XLA ends a process that names a flag it does not know.
   flags = {**jax_setup.XLA_FLAGS["cuda"], **jax_setup.ONE_THREAD}
-  named = {"XLA_FLAGS": jax_setup.merged(flags, ""), "JAX_PLATFORMS": "cpu"}
+  named = {
+    "XLA_FLAGS": jax_setup.merge_xla_flags(flags, ""),
+    "JAX_PLATFORMS": "cpu",
+  }
   python("import jax; jax.devices()", **named)
 
 

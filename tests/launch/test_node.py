@@ -52,7 +52,7 @@ def resolved(config, part):
 
 def test_the_papers_node_is_two_servers_and_a_trainer():
   config = paper()
-  services, trainer = node.parts_of(
+  services, trainer = node.run_parts(
     config,
     ["python", "-m", "anysearch_jax.launch.train"],
     serves=True,
@@ -63,7 +63,7 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
   ] == ["4,5", "6,7", "0,1,2,3"]
   assert (
     services[0]
-    .shown()
+    .shell_text()
     .startswith(
       "CUDA_VISIBLE_DEVICES=4,5 HOST=127.0.0.1 "
       "PYTHON=.venv-sglang/bin/python TP=2 STATIC=0.6 CONTEXT=8192 "
@@ -83,7 +83,7 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
 def test_an_index_is_served_beside_the_trainer(serves):
   index = {"kind": "index", "index": "indexes/e5", "encoder": "models/e5"}
   config = config_lib.changed(paper(), retrieval=index)
-  services, trainer = node.parts_of(
+  services, trainer = node.run_parts(
     config, [], serves=serves, retriever_port=8123
   )
   retriever = services[0]
@@ -108,7 +108,7 @@ def test_the_script_starts_the_server_that_its_settings_say(monkeypatch):
   monkeypatch.setenv("PYTHON", "/bin/echo")
   monkeypatch.setenv("STATIC", "0.5")
   config = paper(rollout=(4, 5, 6, 7))
-  services, _ = node.parts_of(config, [], serves=True, port=31000)
+  services, _ = node.run_parts(config, [], serves=True, port=31000)
   said = subprocess.run(
     services[1].command,
     cwd=ROOT,
@@ -140,7 +140,7 @@ def test_the_script_starts_the_server_that_its_settings_say(monkeypatch):
 )
 def test_every_gpu_has_one_part(mesh, servers, gpus):
   config = paper(**mesh)
-  services, trainer = node.parts_of(config, [], serves=True, **servers)
+  services, trainer = node.run_parts(config, [], serves=True, **servers)
   parts = [*services, trainer]
   assert [part.env["CUDA_VISIBLE_DEVICES"] for part in parts] == gpus
   for part in services:
@@ -162,20 +162,20 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
     sglang={"colocated": True},
     pipeline={"async_level": 0, "offload": "state"},
   )
-  services, trainer = node.parts_of(config, [], serves=True, servers=count)
+  services, trainer = node.run_parts(config, [], serves=True, servers=count)
   services = services[1:] if services[0].name == "retriever" else services
   assert [part.env["CUDA_VISIBLE_DEVICES"] for part in services] == gpus
   assert {part.command[-1] for part in services} == {"--enable-memory-saver"}
   # XLA's own pool would keep what training frees.
-  assert trainer.shown().startswith(
+  assert trainer.shell_text().startswith(
     "CUDA_VISIBLE_DEVICES=0,1,2,3 XLA_PYTHON_CLIENT_ALLOCATOR=platform"
   )
-  systems.validate(node.as_trained(config, serves=True))
+  systems.validate(node.trainer_config(config, serves=True))
 
 
 def test_servers_of_a_run_with_adapters_load_them():
   config = config_lib.changed(paper(), lora={"rank": 8, "targets": ("q", "v")})
-  services, _ = node.parts_of(config, [], serves=True, servers=1)
+  services, _ = node.run_parts(config, [], serves=True, servers=1)
   expected = sglang.adapter_flags(8, ("q", "v"))
   assert [*services[-1].command[-len(expected) :]] == expected
 
@@ -183,7 +183,7 @@ def test_servers_of_a_run_with_adapters_load_them():
 def test_hosts_of_servers_follow_the_folder_of_deltas():
   deltas = {"deltas": True, "weights": "/shared/weights"}
   config = config_lib.changed(paper(), sglang=deltas)
-  services, _ = node.parts_of(config, [], serves=True, servers=1)
+  services, _ = node.run_parts(config, [], serves=True, servers=1)
   assert services[-1].env["DELTAS"] == "/shared/weights"
 
 
@@ -191,12 +191,12 @@ def test_servers_of_other_nodes_are_only_named():
   config = dataclasses.replace(
     paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))
   )
-  services, trainer = node.parts_of(config, [], serves=True, servers=0)
+  services, trainer = node.run_parts(config, [], serves=True, servers=0)
   assert services == []
   assert resolved(config, trainer).sglang.urls == config.sglang.urls
   assert resolved(config, trainer).engine.kind == "sglang"
   # A trainer that samples itself keeps its command.
-  services, trainer = node.parts_of(config, ["train", "--x=1"], serves=False)
+  services, trainer = node.run_parts(config, ["train", "--x=1"], serves=False)
   assert services == []
   assert (trainer.command, trainer.env) == (("train", "--x=1"), {})
 
@@ -226,7 +226,7 @@ def test_servers_sample_where_they_have_gpus(config, assignments, expected):
 )
 def test_impossible_parts_are_refused(mesh, servers, sentence):
   with pytest.raises(ValueError, match=sentence):
-    node.parts_of(paper(**mesh), [], serves=True, **servers)
+    node.run_parts(paper(**mesh), [], serves=True, **servers)
 
 
 # Answers only /health, and reports the devices that it was given.

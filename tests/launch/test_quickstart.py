@@ -32,7 +32,7 @@ def test_the_plan_is_complete_and_its_flags_are_real(full):
   assert len(set(names)) == len(names)
   for place, job in enumerate(jobs):
     # Each needs earlier ones only, so that the plan always ends.
-    assert set(job.after) <= set(names[:place])
+    assert set(job.needs) <= set(names[:place])
     if job.command[2] == "anysearch_jax.launch.report":
       continue
     flags = dict(arg[2:].split("=", 1) for arg in job.command[3:])
@@ -60,18 +60,18 @@ def test_what_needs_no_training_runs_beside_the_first_one():
   jobs = quickstart.plan(pathlib.Path("runs/q"), full=False)
   names = [job.name for job in jobs]
   first, second = [name for name in names if name.startswith("train")]
-  beside = {job.name for job in jobs[: names.index(second)] if not job.after}
+  beside = {job.name for job in jobs[: names.index(second)] if not job.needs}
   played = {f"evaluate-{name}-plain" for name in ("warm_start", "optimum")}
   assert beside == {first} | played
-  assert set(jobs[-1].after) == set(names[:-1])
+  assert set(jobs[-1].needs) == set(names[:-1])
   rows = [arg.partition("=")[0] for arg in jobs[-1].command[3:7]]
   assert rows[0] == "Priced search" and rows[2:] == ["Warm start", "Optimum"]
 
 
 def test_fewer_questions_are_inside_more_and_mixed_alike():
   source = parts.source(launch_flags.load_config("configs/quickstart.py"))
-  many = source.evaluation_questions(each=1000)
-  few = source.evaluation_questions(each=300)
+  many = source.evaluation_questions(per_dataset=1000)
+  few = source.evaluation_questions(per_dataset=300)
   assert [q.id for q in few] == [q.id for q in many[:300]]
   assert len({q.id for q in many}) == 1000
   hops = [np.mean([q.metadata["hops"] for q in each]) for each in (few, many)]
@@ -95,7 +95,7 @@ def test_progress_says_rate_and_time_left(capsys, monkeypatch):
 def test_progress_says_that_the_first_item_compiles(capsys):
   line = progress.Line(7, unit="rollout")
   printed = ""
-  with line.telling(lambda: "", every=0.05):
+  with line.reporting_waits(lambda: "", every=0.05):
     while not printed:
       printed = capsys.readouterr().out
     line.tick(1)
@@ -119,14 +119,14 @@ def test_dry_run_tells_the_derived_numbers():
 @pytest.fixture
 def job(tmp_path, monkeypatch):
   """Makes a job that runs code and then writes its result."""
-  monkeypatch.setattr(quickstart, "_POLL", 0.01)
+  monkeypatch.setattr(quickstart, "_POLL_SECONDS", 0.01)
 
   def job(name, code="pass", after=()):
     result = tmp_path / f"{name}.done"
     end = f"pathlib.Path({str(result)!r}).touch()"
     script = f"import pathlib, sys; {code}; {end}"
     command = sys.executable, "-c", script
-    return quickstart.Job(name, command, result=result, after=tuple(after))
+    return quickstart.Job(name, command, result=result, needs=tuple(after))
 
   return job
 

@@ -59,7 +59,7 @@ def test_one_question_to_a_model_elsewhere():
 def test_a_service_of_a_model_elsewhere_names_no_second_address(monkeypatch):
   named = []
   monkeypatch.setattr(
-    http_server, "serve", lambda *_, **options: named.append(options["named"])
+    http_server, "serve", lambda *_, **options: named.append(options["title"])
   )
   with fake_openai.served(said) as server:
     run(serve, *flags_of(server), "--port=0")

@@ -42,7 +42,7 @@ def start(folder, config=CONFIG, sources=SOURCES, *, allow=False, **kwargs):
   run_history.begin(folder, config, sources, allow=allow)
   stored, _ = noted(folder)
   resumed = {"rollout": 0, "changes": config_settings.changes(stored, config)}
-  return run_history.resumed(folder, config, sources, **(resumed | kwargs))
+  return run_history.record_start(folder, config, sources, **(resumed | kwargs))
 
 
 def test_the_first_start_is_noted_without_changes(tmp_path):

@@ -283,7 +283,7 @@ class Patient(held_search.HeldSearch):
 def serving(**limits):
   """Runs a server here; yields its address and reasons of early closes."""
   reasons = []
-  values = {"most": 4, "headers": 60, "request": 60} | limits
+  values = {"max_connections": 4, "headers": 60, "request": 60} | limits
   guard = http_server.Guard(**values, on_closed=reasons.append)
   search = Patient()
   app = service.create_app(search)
@@ -354,7 +354,7 @@ def test_client_that_reads_nothing_is_disconnected():
 
 
 def test_server_with_only_busy_connections_refuses_with_503():
-  with serving(most=2) as (address, reasons, search):
+  with serving(max_connections=2) as (address, reasons, search):
     search.free.clear()
     threads = [threading.Thread(target=ask, args=(address,)) for _ in range(2)]
     threads[0].start()
@@ -429,7 +429,7 @@ def test_150_half_open_connections_do_not_block_other_clients(loop):
 
 def test_a_process_without_room_for_connections_is_refused_with_what_to_do():
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  most, limit = http_server.room(10)
-  assert most == 10 and limit >= soft
+  connections, limit = http_server.connection_limit(10)
+  assert connections == 10 and limit >= soft
   said = source_tree.python("-c", FEW, "3", "any").stderr
   assert "expected 8 or more. Raise the limit (ulimit -n 4096)." in said

@@ -136,7 +136,7 @@ def test_signals_are_handled_while_c_code_runs():
   time.sleep(0.5)
   process.send_signal(signal.SIGINT)
   assert process.stderr.readline() == "stopping on SIGINT\n"
-  time.sleep(1.2 * stopping._SAME)
+  time.sleep(1.2 * stopping._SAME_REQUEST_SECONDS)
   process.send_signal(signal.SIGINT)
   assert end(process) == (75, ["ended at once on a second SIGINT"])
 

@@ -93,7 +93,7 @@ def run(tmp_path, monkeypatch):
   def run(services, main, **settings):
     said = []
     monkeypatch.setattr(supervisor, "_say", said.append)
-    monkeypatch.setattr(supervisor, "_SHOW", 0.0)
+    monkeypatch.setattr(supervisor, "_SHOW_SECONDS", 0.0)
     settings = {"deadline": 30, "grace": 10} | settings
     code = supervisor.run(services, main, logs=tmp_path / "logs", **settings)
     return code, said
@@ -266,7 +266,7 @@ def test_what_a_command_left_behind_ends(run, tmp_path):
 def test_a_main_command_that_takes_too_long_to_save_is_killed(
   run, monkeypatch, tmp_path
 ):
-  monkeypatch.setattr(supervisor, "_SAVES", 0.5)
+  monkeypatch.setattr(supervisor, "_SAVE_SECONDS", 0.5)
   dies = python("dies", wait_for(tmp_path / "pids") + "raise SystemExit(3)")
   says = PARENT.replace(
     "time.sleep(1000)",
@@ -341,7 +341,7 @@ def test_second_signal_kills_remaining_processes(supervised, tmp_path):
   process.send_signal(signal.SIGINT)
   assert any("stopping everything" in line for line in process.stdout)
   with pytest.raises(subprocess.TimeoutExpired):
-    process.wait(1.2 * stopping._SAME)
+    process.wait(1.2 * stopping._SAME_REQUEST_SECONDS)
   process.send_signal(signal.SIGINT)
   process.communicate(timeout=120)
   assert process.returncode == 128 + signal.SIGTERM

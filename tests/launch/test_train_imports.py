@@ -63,7 +63,8 @@ module, *arguments = sys.argv[1:]
 command = importlib.import_module("anysearch_jax.launch." + module)
 command.define_flags()
 try:
-  launch_flags.called(command.main, launch_flags._parse_argv(sys.argv[1:]))
+  argv = launch_flags._parse_argv(sys.argv[1:])
+  launch_flags.call_command(command.main, argv)
 finally:
   count = sum(name.split(".")[0] == "anysearch_jax" for name in sys.modules)
   print(count, "jax" in sys.modules)

@@ -167,7 +167,7 @@ def test_questions_of_a_function(write):
   assert len(stream) == 5 and {q.id for q in [*stream][:3]} == {
     f"train/{n}" for n in range(3)
   }
-  assert [q.id for q in source.evaluation_questions(each=2)] == [
+  assert [q.id for q in source.evaluation_questions(per_dataset=2)] == [
     "test/0",
     "test/1",
   ]
@@ -375,11 +375,11 @@ def test_changed_source_is_refused_without_allow_changes(write, tmp_path):
       "policy": {"sha256": "p"},
       "questions": {"sha256": "q"},
       "retriever": {"sha256": "r"},
-      "own": parts.own(config),
+      "own": parts.user_code(config),
       "packages": {},
     }
     run_history.begin(folder, config, noted, allow=allow)
-    return run_history.resumed(
+    return run_history.record_start(
       folder, config, noted, rollout=rollout, changes=[]
     )
 

@@ -209,8 +209,8 @@ def test_reply_without_passage_fails_the_search():
 def test_evaluation_against_a_simulator_is_rejected():
   source = parts.WorldSource(WORLD, REAL)
   with pytest.raises(ValueError, match="against the real retriever"):
-    policies.check(
-      policies.Chosen("scripted", "optimum"),
+    policies.check_playable(
+      policies.PolicyChoice("scripted", "optimum"),
       config_lib.changed(small_run.CONFIG, retrieval={"simulated": "world"}),
       source,
       QUESTIONS,

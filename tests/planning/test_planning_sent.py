@@ -9,7 +9,7 @@ import pytest
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import json_files
 from anysearch_jax.planning import plan
-from anysearch_jax.policy import architecture
+from anysearch_jax.policy import hf_architecture
 
 _SHAPES = pathlib.Path(__file__).parents[2] / "configs" / "shapes"
 # Parameters by the models' cards; of adapters of rank 32 on every projection,
@@ -22,7 +22,7 @@ _POLICIES = [
 
 @pytest.mark.parametrize(("name", "whole", "adapted"), _POLICIES)
 def test_adapters_are_a_fiftieth_of_whole_weights(name, whole, adapted):
-  a = architecture.from_hf(json_files.read(_SHAPES / f"{name}.json"))
+  a = hf_architecture.from_hf(json_files.read(_SHAPES / f"{name}.json"))
   config = config_lib.ExperimentConfig(compute_dtype="bfloat16")
   assert plan.sent_sentence(config, a) == []
   served = config_lib.changed(config, engine={"kind": "sglang"})

@@ -18,9 +18,9 @@ import transformers
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, table
+from anysearch_jax.policy import decoder, hf_architecture, table
 from anysearch_jax.policy import parameters as weights
-from anysearch_jax.policy.attention import masks as attention
+from anysearch_jax.policy.attention import rotary
 
 SHAPES = pathlib.Path(__file__).parents[2] / "configs" / "shapes"
 PUBLISHED = QWEN2_7B, QWEN3_4B, LLAMA3_8B = [
@@ -40,17 +40,19 @@ def without(key, values):
   zip(PUBLISHED, [7_615_616_512, 4_022_468_096, 8_030_261_248]),
 )
 def test_published_models_have_their_published_parameter_counts(config, count):
-  rows = table.rows(architecture_lib.from_hf(config))
+  rows = table.rows(hf_architecture.from_hf(config))
   assert sum(math.prod(row.shape) for row in rows) == count
-  of_files = [len(row.names()) * math.prod(row.file_shape) for row in rows]
+  of_files = [
+    len(row.tensor_names()) * math.prod(row.file_shape) for row in rows
+  ]
   assert sum(of_files) == count
 
 
 @pytest.mark.parametrize("config", PUBLISHED)
 def test_exported_config_reads_back_unchanged(config):
-  a = architecture_lib.from_hf(config)
-  exported = architecture_lib.to_hf(a, dtype="bfloat16")
-  assert architecture_lib.from_hf(exported) == a
+  a = hf_architecture.from_hf(config)
+  exported = hf_architecture.to_hf(a, dtype="bfloat16")
+  assert hf_architecture.from_hf(exported) == a
   assert exported["dtype"] == "bfloat16"
   for key in config.keys() & exported.keys():
     assert exported[key] == config[key], key
@@ -67,12 +69,12 @@ SHARED = "shared_expert_intermediate_size"  # In files of Qwen3-Coder.
 @pytest.mark.parametrize("base", [OLMO3, GEMMA3, GPT_OSS])
 def test_windows_read_back_unchanged(base, types):
   types = types and [f"{kind}_attention" for kind in types]
-  a = architecture_lib.from_hf(base | {"layer_types": types})
+  a = hf_architecture.from_hf(base | {"layer_types": types})
   full = types is not None and "full_attention" in types
   every = (0,) if types is None and base is GPT_OSS else (0, 1)
   assert (a.windowed, a.window) == (((), 0) if full else (every, 10))
-  exported = architecture_lib.to_hf(a)
-  assert architecture_lib.from_hf(exported) == a
+  exported = hf_architecture.to_hf(a)
+  assert hf_architecture.from_hf(exported) == a
   assert exported["sliding_window"] == (512 if full else 10)  # Never null.
 
 
@@ -80,7 +82,7 @@ def test_windows_read_back_unchanged(base, types):
 def test_layers_without_positions_read_back_unchanged(rotated):
   a = random_models.architecture("smollm3", no_rope_layers=rotated)
   assert a.unrotated == tuple(i for i in range(2) if not rotated[i])
-  assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
+  assert hf_architecture.from_hf(hf_architecture.to_hf(a)) == a
 
 
 def of_transformers(config):
@@ -94,13 +96,13 @@ def of_transformers(config):
 def test_old_and_new_config_keys_read_alike(config):
   new = of_transformers(config)
   assert new.keys().isdisjoint({"rope_theta", "rope_scaling", "torch_dtype"})
-  a = architecture_lib.from_hf(config)
-  assert architecture_lib.from_hf(new) == a
+  a = hf_architecture.from_hf(config)
+  assert hf_architecture.from_hf(new) == a
   older = config.get("rope_scaling")
   if older:
     older = {k: v for k, v in older.items() if k != "rope_type"}
     older["type"] = "llama3"
-    assert architecture_lib.from_hf(config | {"rope_scaling": older}) == a
+    assert hf_architecture.from_hf(config | {"rope_scaling": older}) == a
 
 
 @pytest.mark.parametrize("config", PUBLISHED)
@@ -111,17 +113,17 @@ def test_missing_keys_get_the_defaults_of_transformers(config):
     "num_hidden_layers": 2,
     "num_attention_heads": 32,
   } | {key: config[key] // 32 * 32 for key in sizes}
-  full = architecture_lib.from_hf(of_transformers(bare))
-  assert architecture_lib.from_hf(bare) == full
+  full = hf_architecture.from_hf(of_transformers(bare))
+  assert hf_architecture.from_hf(bare) == full
 
 
 def test_a_rope_key_added_to_the_newer_dialect_counts_as_in_transformers():
   """Model cards recommend adding `rope_scaling` for long contexts."""
   new = without("rope_theta", without("rope_scaling", QWEN3_4B))
   new["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e6}
-  assert architecture_lib.from_hf(new).rope_theta == 1e6
+  assert hf_architecture.from_hf(new).rope_theta == 1e6
   yarn = {"rope_type": "yarn", "factor": 4.0, CONTEXT: 32768}
-  a = architecture_lib.from_hf(new | {"rope_scaling": yarn})
+  a = hf_architecture.from_hf(new | {"rope_scaling": yarn})
   assert (a.rope_theta, a.rope_scaling.factor) == (10_000.0, 4.0)
   assert a.max_context == QWEN3_4B["max_position_embeddings"]
 
@@ -148,21 +150,23 @@ def test_yarn_matches_transformers_and_survives_an_export(
   from transformers.models.qwen3 import modeling_qwen3
 
   config = without("rope_scaling", config) | {"rope_scaling": YARN | change}
-  a = architecture_lib.from_hf(config)
+  a = hf_architecture.from_hf(config)
   new = of_transformers(config)
   prefix = config["architectures"][0].removesuffix("ForCausalLM")
   theirs = modeling_qwen3.Qwen3RotaryEmbedding(
     getattr(transformers, prefix + "Config")(**copy.deepcopy(config))
   )
   np.testing.assert_allclose(
-    attention.inverse_frequencies(a), theirs.inv_freq.numpy(), rtol=1e-5
+    rotary.inverse_frequencies(a), theirs.inv_freq.numpy(), rtol=1e-5
   )
   positions = np.array([[0, 1, 50, 700]])
   expected = theirs(torch.zeros(1), torch.as_tensor(positions))
-  for ours, truth in zip(attention.rotary(a, jnp.asarray(positions)), expected):
+  for ours, truth in zip(
+    rotary.cos_and_sin(a, jnp.asarray(positions)), expected
+  ):
     np.testing.assert_allclose(ours[:, :, 0], truth.numpy(), atol=5e-4)
-  assert architecture_lib.from_hf(new) == a
-  assert architecture_lib.from_hf(architecture_lib.to_hf(a)) == a
+  assert hf_architecture.from_hf(new) == a
+  assert hf_architecture.from_hf(hf_architecture.to_hf(a)) == a
 
 
 @pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
@@ -182,20 +186,20 @@ def test_llama3_frequencies_match_transformers_for_every_context_key(
 
   rope = without(CONTEXT, LLAMA3_ROPE) | nested
   config = without("rope_scaling", LLAMA3_8B) | {dialect: rope} | beside
-  a = architecture_lib.from_hf(config)
+  a = hf_architecture.from_hf(config)
   assert a.rope_scaling.original_max_position_embeddings == counts
   theirs = modeling_llama.LlamaRotaryEmbedding(
     transformers.LlamaConfig.from_dict(config)
   )
   np.testing.assert_allclose(
-    attention.inverse_frequencies(a), theirs.inv_freq.numpy(), rtol=1e-5
+    rotary.inverse_frequencies(a), theirs.inv_freq.numpy(), rtol=1e-5
   )
 
 
 def test_each_family_has_its_biases():
   asked = {"attention_bias": True, "mlp_bias": True}
   qwen2, qwen3, llama = (
-    architecture_lib.from_hf(config | asked) for config in PUBLISHED
+    hf_architecture.from_hf(config | asked) for config in PUBLISHED
   )
   # Qwen2 always has q, k and v biases, and no key for them.
   assert (qwen2.qkv_bias, qwen2.o_bias, qwen2.mlp_bias) == (True, False, False)
@@ -217,7 +221,7 @@ def test_table_equals_the_declared_parameters_each_once(switches):
   plain = dataclasses.replace(planned.A, qk_norm=False, tied=False)
   a = dataclasses.replace(plain, **switches)
   rows = table.rows(a)
-  names = [name for row in rows for name in row.names()]
+  names = [name for row in rows for name in row.tensor_names()]
   assert len(set(names)) == len(names)
   assert len({row.path for row in rows}) == len(rows)
   assert all(len(row.axes) == len(row.shape) for row in rows)
@@ -363,7 +367,7 @@ def rope(change):
 )
 def test_what_the_decoder_does_not_support_is_refused(base, change, sentence):
   with pytest.raises(ValueError, match=f"^config.json: .*{sentence}"):
-    architecture_lib.from_hf(base | change)
+    hf_architecture.from_hf(base | change)
 
 
 @pytest.mark.parametrize(
@@ -393,5 +397,5 @@ def test_what_the_decoder_does_not_support_is_refused(base, change, sentence):
   ],
 )
 def test_an_option_that_changes_nothing_is_accepted(base, change):
-  changed = architecture_lib.from_hf(base | change)
-  assert changed == architecture_lib.from_hf(base)
+  changed = hf_architecture.from_hf(base | change)
+  assert changed == hf_architecture.from_hf(base)

@@ -100,8 +100,8 @@ def test_choices_of_other_devices_count_as_nothing(small_blocks):
   ours, wanted = case(18, chosen=chosen)
   assert not wanted[1].any() and wanted[0].any()
   np.testing.assert_allclose(experts.apply(*ours), wanted, atol=2e-5)
-  every = experts._every(*ours)
-  np.testing.assert_allclose(every, wanted, atol=2e-5)
+  dense = experts._dense(*ours)
+  np.testing.assert_allclose(dense, wanted, atol=2e-5)
 
 
 @CLAMPED

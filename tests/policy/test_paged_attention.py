@@ -234,7 +234,7 @@ def test_auto_chooses_the_best_kernel_that_runs(
   platform, head_dim, dtype, page, kv_dtype, best
 ):
   how = {"head_dim": head_dim, "dtype": dtype, "page": page}
-  how["stored"] = pages_lib.stored(kv_dtype, dtype)
+  how["stored"] = pages_lib.storage_dtype(kv_dtype, dtype)
   if isinstance(platform, float):
     platform, how["capability"] = "cuda", str(platform)
   assert paged_attention.choose("auto", platform=platform, **how) == best
@@ -249,7 +249,7 @@ def test_float8_is_refused_where_the_kernel_does_not_read_it(
 ):
   how = {"head_dim": 128, "dtype": "bfloat16", "page": 64}
   how |= {"platform": platform, "capability": capability}
-  how["stored"] = pages_lib.stored("float8", "bfloat16")
+  how["stored"] = pages_lib.storage_dtype("float8", "bfloat16")
   with pytest.raises(ValueError, match="engine.kv_dtype: found float8, which"):
     paged_attention.choose(kernel, **how)
   assert paged_attention.choose("xla", **how) == "xla"
@@ -271,7 +271,7 @@ def test_float8_vectors_are_the_nearest_and_are_written_back_to_the_bit(dtype):
   )
   np.testing.assert_array_equal(off[2:], least[2:])
   assert not np.float32(number[:2]).any() and (scale > 0).all()
-  again = pages_lib.rounded(x)
+  again = pages_lib.round_to_float8(x)
   assert again.dtype == x.dtype and np.isfinite(again).all()
   for one, other in zip(jax.jit(pages_lib.quantised)(again), found):
     np.testing.assert_array_equal(one, other)

@@ -64,7 +64,7 @@ def test_initial_scales_of_norms_are_those_of_transformers(case):
   ours = decoder.initialize(a, 0)
   assert len(rows) >= 5
   for name, row, i in weights.tensors(rows):
-    scale = row.to_file(weights.part(ours, row, i))
+    scale = row.to_file(weights.layer_slice(ours, row, i))
     np.testing.assert_array_equal(scale, theirs[name], err_msg=name)
 
 

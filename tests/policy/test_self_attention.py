@@ -17,8 +17,11 @@ import random_models
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, sharding
-from anysearch_jax.policy.attention import masks as attention
-from anysearch_jax.policy.attention import self_attention
+from anysearch_jax.policy.attention import (
+  dense_attention,
+  rotary,
+  self_attention,
+)
 
 
 def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
@@ -26,10 +29,8 @@ def test_llama3_scaling_keeps_short_divides_long_and_blends_between():
   a = dataclasses.replace(
     planned.A, head_dim=128, rope_theta=500_000.0, rope_scaling=rope
   )
-  plain = attention.inverse_frequencies(
-    dataclasses.replace(a, rope_scaling=None)
-  )
-  scaled = attention.inverse_frequencies(a)
+  plain = rotary.inverse_frequencies(dataclasses.replace(a, rope_scaling=None))
+  scaled = rotary.inverse_frequencies(a)
   seen = set()
   for before, after in zip(plain.tolist(), scaled.tolist()):
     wavelength = 2 * math.pi / before
@@ -50,19 +51,19 @@ def test_rotation_is_multiplication_by_a_complex_phase():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 3, 4, 8)).astype(np.float32)
   positions = np.array([[0, 1, 2], [7, 100, 3]])
-  phase = np.exp(1j * positions[..., None] * attention.inverse_frequencies(a))[
+  phase = np.exp(1j * positions[..., None] * rotary.inverse_frequencies(a))[
     :, :, None
   ]
   turned = (x[..., :4] + 1j * x[..., 4:]) * phase
-  found = attention.rotate(
-    jnp.asarray(x), *attention.rotary(a, jnp.asarray(positions))
+  found = rotary.rotate(
+    jnp.asarray(x), *rotary.cos_and_sin(a, jnp.asarray(positions))
   )
   expected = np.concatenate([turned.real, turned.imag], -1)
   np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_segments_attend_causally_to_themselves():
-  found = attention.segment_mask(jnp.array([[1, 1, 2, 2, 0]]))[0]
+  found = dense_attention.segment_mask(jnp.array([[1, 1, 2, 2, 0]]))[0]
   expected = [
     [1, 0, 0, 0, 0],
     [1, 1, 0, 0, 0],
@@ -83,7 +84,7 @@ def test_attention_equals_the_written_out_sum(sinks):
   mask[..., 0] = True
   # A query that sees nothing gives numbers.
   mask[1, 2] = False
-  found = jax.jit(attention.attend)(q, keys, values, mask, sinks)
+  found = jax.jit(dense_attention.attend)(q, keys, values, mask, sinks)
   assert np.isfinite(found).all()
   for i, j, head in np.ndindex(b, t, n):
     kv = head // (n // k)
@@ -193,7 +194,7 @@ def test_sharded_positions_give_the_written_out_sum(context, chunk):
   heads = jax.P(None, "context", "tensor", None)
 
   @functools.partial(
-    layout.local,
+    layout.shard_map,
     in_specs=(heads, heads, heads, jax.P(None, "context"), heads),
     out_specs=(heads,) * 4,
   )
@@ -246,7 +247,7 @@ def test_sharded_positions_hold_the_scores_and_masks_of_one_chunk():
       implementation=self_attention.GATHERED,
       chunk=chunk,
     )
-    cut = sharding.Layout(sharding.mesh(context=4)).local(
+    cut = sharding.Layout(sharding.mesh(context=4)).shard_map(
       attend, in_specs=(heads,) * 4, out_specs=heads
     )
     layer = jax.checkpoint(cut, policy=self_attention.saves, prevent_cse=False)
@@ -313,7 +314,11 @@ def test_auto_chooses_the_best_that_can_run(device, auto):
     ("cudnn", _HOPPER | {"compute_capability": 8.0}, "Hopper.*found 8.0"),
     ("splash", {"platform": "tpu", "length": 576}, "128 tokens; found 576"),
     ("flash", {}, "found 'flash', expected auto or one of xla, cudnn"),
-    ("cudnn", _HOPPER | {"only_xla": "windows"}, "has no windows, which this"),
+    (
+      "cudnn",
+      _HOPPER | {"xla_only_feature": "windows"},
+      "has no windows, which this",
+    ),
   ],
 )
 def test_implementation_that_cannot_run_is_refused(asked, device, sentence):

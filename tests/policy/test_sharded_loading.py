@@ -141,7 +141,7 @@ def test_saving_needs_no_collectives(shape, rank):
   params = jax.device_put(params, sharding.shardings(a, mesh))
   made = jax.jit(
     lambda p: [
-      lora.merged(p, a, row, (0,) * len(row.stack))
+      lora.merged_weight(p, a, row, (0,) * len(row.stack))
       for row in table.base_rows(a)
     ]
   )

@@ -368,7 +368,8 @@ def test_a_load_holds_one_layer_on_the_host_at_a_time(tmp_path):
   )
   size = math.prod(deep.file_shape) * 4
   write(
-    tmp_path, {n: np.zeros(deep.file_shape, np.float32) for n in deep.names()}
+    tmp_path,
+    {n: np.zeros(deep.file_shape, np.float32) for n in deep.tensor_names()},
   )
   tracemalloc.start()
   try:

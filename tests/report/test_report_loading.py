@@ -141,9 +141,11 @@ def test_prices_are_those_of_all_evaluations_or_unknown(tmp_path):
     stored = {"evaluation": {"search_price": price, "output_price": 0.25}}
     (folder / "config.json").write_text(json.dumps(stored))
   a, b, c, unknown = folders
-  prices = command._configured([a, b, unknown])
+  prices = command._stored_prices([a, b, unknown])
   assert prices == budgets.Prices(search=5.0, output=0.25)
-  assert command._configured([a, c]) is command._configured([unknown]) is None
+  assert (
+    command._stored_prices([a, c]) is command._stored_prices([unknown]) is None
+  )
 
 
 def test_the_tokenizer_is_that_of_the_policy_that_played(tmp_path):

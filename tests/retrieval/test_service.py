@@ -49,7 +49,7 @@ def test_a_blank_query_has_no_passages(blank):
 
 
 async def test_a_large_body_is_refused_and_not_kept(monkeypatch):
-  monkeypatch.setattr(http_server, "_DROPPED", 1000)
+  monkeypatch.setattr(http_server, "_DRAINED_BYTES", 1000)
   sent = []
 
   async def chunks():

@@ -254,7 +254,7 @@ def test_a_run_says_that_its_searches_wait(capsys):
   line = progress.Line(7, unit="rollout")
   with Service().serving(rate=5, concurrency=2) as retriever:
     searcher = searching.BatchingRetriever(retriever, config_lib.SearchConfig())
-    with line.telling(searcher.waits, every=0.1):
+    with line.reporting_waits(searcher.waits, every=0.1):
       assert played(searcher, 10, deadline=5.0) == []
       assert searcher.waits() == ""
   first, *_ = capsys.readouterr().out.splitlines()

@@ -39,8 +39,7 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
-from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, hf, lora
+from anysearch_jax.policy import decoder, hf, hf_architecture, lora
 from anysearch_jax.rollout import chat_completions, completions, endpoints
 from anysearch_jax.rollout.servers import engine as servers_engine
 from anysearch_jax.rollout.servers import server as server_lib
@@ -82,7 +81,7 @@ def policy(tmp_path_factory):
   a = small_policy.architecture(
     _VOCAB, d_model=2, heads=1, head_dim=2, mlp_dim=2
   )
-  config = architecture_lib.to_hf(a, dtype="float32", eos_token_id=[151_645])
+  config = hf_architecture.to_hf(a, dtype="float32", eos_token_id=[151_645])
   (folder / "config.json").write_text(json.dumps(config))
   return hf.Policy(random_models.params(a), a, _Tokenizer(), folder)
 

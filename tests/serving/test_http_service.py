@@ -67,7 +67,7 @@ def test_no_text_makes_an_episode_search_beyond_its_budget(budget):
 
 def test_too_many_questions_are_503_with_a_time_to_come_back():
   engine = Held(script)
-  with served(engine=engine, slots=1, most=2) as (url, _):
+  with served(engine=engine, slots=1, max_questions=2) as (url, _):
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
       asked = [
         pool.submit(httpx2.post, f"{url}/v1/responses", json=QUESTION)
@@ -119,7 +119,7 @@ def test_key_is_needed_and_charged_for_what_was_used(guarded):
     )
     list(told)
   (known,) = guard.keys
-  wait_for(lambda: guard.used(known)[0] == 2)
+  wait_for(lambda: guard.usage_today(known)[0] == 2)
   with pytest.raises(openai.RateLimitError) as refused:
     client.responses.create(model="tiny", input="Who?", max_tool_calls=2)
   assert int(refused.value.response.headers["retry-after"]) >= 1
@@ -149,7 +149,7 @@ def test_client_that_leaves_before_the_end_is_charged_what_it_may_have_used(
         if "web_search_call.completed" in line:
           break
     wait_for(lambda: service._running == 0)
-  assert guard.used(known) == (1, 2000)
+  assert guard.usage_today(known) == (1, 2000)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_clients_that_leave_pay_for_every_search_and_disturb_nobody(tmp_path):
     seconds=scripted.shuffled_seconds(0),
   )
   with served(
-    engine=engine, retriever=retriever, guard=guard, slots=8, most=100
+    engine=engine, retriever=retriever, guard=guard, slots=8, max_questions=100
   ) as (url, service):
 
     def ask(i):
@@ -383,7 +383,7 @@ def test_clients_that_leave_pay_for_every_search_and_disturb_nobody(tmp_path):
     header = {"authorization": f"Bearer {key}"}
     metrics = httpx2.get(f"{url}/metrics", headers=header).text
   (known,) = guard.keys
-  searches, tokens = guard.used(known)
+  searches, tokens = guard.usage_today(known)
   assert f"anysearch_searches_total {searches}.0" in metrics
   assert 14 * 3 <= len(retriever.requests) <= searches <= 42 * 5
   assert tokens <= 42 * 2000

@@ -54,7 +54,7 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
   assert first not in text and second not in text
   assert stat.S_IMODE(path.stat().st_mode) == 0o600
   guard = keys.Guard(keys.read(path), tmp_path / "used")
-  assert guard.key(f"Bearer {second}").name == "bob"
+  assert guard.authenticate(f"Bearer {second}").name == "bob"
   with pytest.raises(ValueError, match="alice"):
     keys.add(path, "alice")
   path.write_text("[]")
@@ -67,7 +67,7 @@ def test_added_key_is_shown_once_and_only_its_hash_is_stored(tmp_path):
 
 def test_two_processes_lose_no_key(tmp_path):
   path = tmp_path / "keys.json"
-  with run_lock.hold(run_lock.beside(path)):
+  with run_lock.hold(run_lock.path_beside(path)):
     with pytest.raises(ValueError, match=r"keys.json.lock: found it held by"):
       keys.add(path, "alice")
   keys.add(path, "alice")
@@ -75,14 +75,14 @@ def test_two_processes_lose_no_key(tmp_path):
 
 
 def test_use_that_cannot_be_written_is_503_and_costs_no_answer(guard, tmp_path):
-  guard._rows.execute("PRAGMA busy_timeout = 1")
+  guard._database.execute("PRAGMA busy_timeout = 1")
   other = sqlite3.connect(tmp_path / "used", isolation_level=None)
   with contextlib.closing(other):
     with admitted(guard, searches=4, used=(1, 1)):
       other.execute("BEGIN IMMEDIATE")
     assert refusal(guard).status_code == 503
     other.execute("ROLLBACK")
-  assert guard.used(ALICE) == (4, 1)  # Nothing was given back.
+  assert guard.usage_today(ALICE) == (4, 1)  # Nothing was given back.
   with admitted(guard, searches=4):
     pass
 
@@ -92,7 +92,7 @@ def test_use_that_cannot_be_written_is_503_and_costs_no_answer(guard, tmp_path):
 )
 def test_unknown_key_is_401(guard, header):
   with pytest.raises(fields.RequestError) as refused:
-    guard.key(header)
+    guard.authenticate(header)
   assert (
     refused.value.status_code == 401 and refused.value.code == "invalid_api_key"
   )
@@ -101,13 +101,13 @@ def test_unknown_key_is_401(guard, header):
 def test_request_is_charged_whole_and_what_it_left_is_given_back(guard):
   with pytest.raises(ZeroDivisionError):
     with admitted(guard, searches=4, tokens=100, used=(1, 30)):
-      assert guard.used(ALICE) == (4, 100)
+      assert guard.usage_today(ALICE) == (4, 100)
       raise ZeroDivisionError
-  assert guard.used(ALICE) == (1, 30)
+  assert guard.usage_today(ALICE) == (1, 30)
   # It is never charged more than it was admitted for.
   with admitted(guard, searches=1, tokens=1, used=(9, 9)):
     pass
-  assert guard.used(ALICE) == (2, 31)
+  assert guard.usage_today(ALICE) == (2, 31)
 
 
 def test_requests_at_a_time_are_limited(guard):
@@ -155,15 +155,15 @@ def test_day_that_is_used_up_ends_at_midnight(guard, clock):
   assert refusal(guard).headers["retry-after"] == str(12 * 3600)
   clock[0] = NOON + datetime.timedelta(hours=12)
   with admitted(guard, searches=5, tokens=1):
-    assert guard.used(ALICE) == (5, 1)
+    assert guard.usage_today(ALICE) == (5, 1)
 
 
 def test_request_over_midnight_is_given_back_to_its_own_day(guard, clock):
   with admitted(guard, searches=5, used=(2, 1)):
     clock[0] = NOON + datetime.timedelta(days=1)
-  assert guard.used(ALICE) == (0, 0)
+  assert guard.usage_today(ALICE) == (0, 0)
   clock[0] = NOON
-  assert guard.used(ALICE) == (2, 1)
+  assert guard.usage_today(ALICE) == (2, 1)
 
 
 def race(path, barrier, charged):
@@ -199,7 +199,7 @@ def test_use_outlives_a_restart(tmp_path):
     guard = keys.Guard((ALICE,), tmp_path / "used", now=lambda zone: NOON)
     with admitted(guard, searches=2, tokens=10):
       pass
-    assert guard.used(ALICE) == expected
+    assert guard.usage_today(ALICE) == expected
     guard.close()
 
 

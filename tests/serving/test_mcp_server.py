@@ -128,7 +128,7 @@ async def test_search_returns_passages_and_asks_no_policy():
 
 
 async def test_trajectory_is_a_resource_until_enough_others_were_kept():
-  async with client_of(kept=2) as client:
+  async with client_of(max_replies=2) as client:
     uris = []
     for _ in range(3):
       result = await client.call_tool("answer", {"question": "?", "budget": 2})

@@ -50,7 +50,7 @@ def printed(command, *arguments):
   ):
     try:
       argv = launch_flags._parse_argv(["command", *arguments])
-      ended = launch_flags.called(command.main, argv) or 0
+      ended = launch_flags.call_command(command.main, argv) or 0
     except SystemExit as error:
       ended = error.code
       if ended == 2:

@@ -15,7 +15,7 @@ _FILE = pathlib.Path(__file__).parents[1] / "golden" / "question_rows.json"
 
 def _found(values):
   values["answers"] = tuple(values["answers"])
-  return formats.Found(**values)
+  return formats.RawQuestion(**values)
 
 
 # A row, its format, and the expected question.

@@ -16,7 +16,7 @@ import transformers
 from tokenizers import models, pre_tokenizers
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder
+from anysearch_jax.policy import decoder, hf_architecture
 
 TOKENS = 61  # Size of the tokenizer; a padded embedding has more rows.
 ORIGINAL_CONTEXT = 32  # Of RoPE scaling; longer rows are scaled.
@@ -145,7 +145,7 @@ def config(case: str, **sizes: Any) -> transformers.PreTrainedConfig:
 
 def architecture(case: str, **sizes: Any) -> architecture_lib.Architecture:
   """Returns the architecture of a case; needs no torch."""
-  return architecture_lib.from_hf(config(case, **sizes).to_dict())
+  return hf_architecture.from_hf(config(case, **sizes).to_dict())
 
 
 def params(a: architecture_lib.Architecture) -> decoder.Params:

@@ -53,7 +53,7 @@ def served(
     retriever or scripted.Retriever({"emma": [EMMA, PAGE]}),
     config=config,
     slots=slots,
-    known=[types.Question("q1", "Who wrote Emma?", ("Jane",))],
+    examples=[types.Question("q1", "Who wrote Emma?", ("Jane",))],
   )
   with agent:
     made = service.Service(agent, served, **kwargs)
@@ -61,7 +61,7 @@ def served(
     if not made.locked:
       app = http_server.OwnPages(app, "127.0.0.1")
     guard = http_server.Guard(
-      most=99, headers=60, request=60, on_closed=made.on_closed
+      max_connections=99, headers=60, request=60, on_closed=made.on_closed
     )
     with served_lib.listening(
       app, http=guard.protocol, timeout_graceful_shutdown=5

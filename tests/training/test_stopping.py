@@ -222,7 +222,7 @@ def said(command, *arguments, capfd):
   with commands.defined(command):
     try:
       argv = flags._parse_argv(["command", "--cache=", *arguments])
-      flags.called(command.main, argv)
+      flags.call_command(command.main, argv)
     except SystemExit as ended:
       return str(ended.code)
   return capfd.readouterr().err
@@ -276,7 +276,9 @@ def test_a_node_refuses_before_it_starts_a_server(config_file, tmp_path, capfd):
   folder = tmp_path / "run"
   folder.mkdir()
   config = flags.load_config(str(config_file))
-  train.run_history.check(folder, config, allow=False)  # There is no run.
+  train.run_history.check_config(
+    folder, config, allow=False
+  )  # There is no run.
   stored = dataclasses.asdict(config)
   (folder / "config.json").write_text(json.dumps(stored))
   given = [f"--config={config_file}", f"--output={folder}", "--dry_run"]

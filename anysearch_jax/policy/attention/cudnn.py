@@ -33,7 +33,8 @@ def packed_attention(
 
   Args:
     q: `[B, T, N, H]`, float16 or bfloat16.
-    k: as `q`. v: as `q`.
+    k: as `q`.
+    v: as `q`.
     lengths: int32 `[B, M]`, tokens of each sequence; -1 if there are fewer.
     offsets: int32 `[B, M + 1]`, position of each sequence's first token in its
       row; -1 after the last one. M must be at least 2: otherwise JAX does not
@@ -83,9 +84,9 @@ def lowering(compute_capability: float) -> Iterator[None]:
       compute_capability == float(other)
     ),
   }
-  before = {name: getattr(_fused, name) for name in answers}
+  originals = {name: getattr(_fused, name) for name in answers}
   try:
     vars(_fused).update(answers)
     yield
   finally:
-    vars(_fused).update(before)
+    vars(_fused).update(originals)

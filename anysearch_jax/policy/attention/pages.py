@@ -8,9 +8,12 @@ Pages may store float8 numbers with a scale for each token and kv head. A scale
 for a whole page would need its earlier tokens rewritten when one with larger
 numbers arrives, and a row's bits would depend on how its tokens were chunked.
 Scales are powers of two: multiplying by them is exact in every dtype, so that
-keys and values that were read are written back as the same bits. Float formats
-are about as exact at every scale: rounding it adds 3 % to the error of normal
-numbers.
+keys and values that were read are written back as the same bits. Rounding the
+scale to a power of two costs little, because a float format is about as exact
+at every scale: it adds 3 % to the error of normal numbers.
+
+Shapes: P pages of S tokens; a row's table has M pages. The others are in the
+legend of `types`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from anysearch_jax.policy import architecture as architecture_lib
 _FLOAT8 = jnp.float8_e4m3fn
 # Scales are powers of two, which bfloat16 represents as float32 does.
 _SCALE = jnp.bfloat16
-# Numbers up to it round to 448, the largest of float8_e4m3fn; more become NaN.
+# Numbers up to this one round to 448, the largest of float8_e4m3fn; larger ones
+# become NaN.
 _LARGEST = 464
 # The score of a masked key: finite, so that differences of masked scores are 0
 # and not NaN, as the softmax of a row of -inf would be.
@@ -34,9 +38,13 @@ MASKED = -1e30
 
 
 class Pages(NamedTuple):
-  """Keys and values of one layer, `[K, P, S, H]` each: P pages of S tokens.
+  """Keys and values of one layer.
 
-  k_scale and v_scale: `[K, P, S]` if `k` and `v` are float8, otherwise None.
+  Attributes:
+    k: keys `[K, P, S, H]`.
+    v: values `[K, P, S, H]`.
+    k_scale: scales `[K, P, S]` of float8 keys, otherwise None.
+    v_scale: scales `[K, P, S]` of float8 values, otherwise None.
   """
 
   k: jax.Array
@@ -48,7 +56,7 @@ class Pages(NamedTuple):
 Pools = tuple[Pages, ...]
 
 
-def stored(kv_dtype: str, dtype: Any) -> Any:
+def storage_dtype(kv_dtype: str, dtype: Any) -> Any:
   """Returns the dtype of pages for `engine.kv_dtype` and a compute dtype."""
   return jnp.dtype(_FLOAT8 if kv_dtype == "float8" else dtype)
 
@@ -75,17 +83,17 @@ def quantised(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     `x`: to 1/16 of a number, or to s / 1024 of a small one.
   """
   x = x.astype(jnp.float32)
-  # largest = part x 2^exponent with part in [.5, 1).
-  part, exponent = jnp.frexp(jnp.max(jnp.abs(x), axis=-1))
-  exponent += (part > _LARGEST / 512).astype(jnp.int32) - 9
-  # By its bits, because powers are not exact everywhere. Devices may take
-  # numbers below 2^-126 for 0.
+  # max |x| = mantissa x 2^exponent with the mantissa in [.5, 1).
+  mantissa, exponent = jnp.frexp(jnp.max(jnp.abs(x), axis=-1))
+  exponent += (mantissa > _LARGEST / 512).astype(jnp.int32) - 9
+  # 2^exponent is made of its bits, because powers are not exact on every
+  # device. Devices may take numbers below 2^-126 for 0.
   bits = (jnp.maximum(exponent, -126) + 127) << 23
   scale = jax.lax.bitcast_convert_type(bits, jnp.float32)
   return (x / scale[..., None]).astype(_FLOAT8), scale.astype(_SCALE)
 
 
-def values(pages: Pages, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def dequantised(pages: Pages, dtype: Any) -> tuple[jax.Array, jax.Array]:
   """Returns keys and values as numbers of a dtype."""
   return (
     _product(pages.k, pages.k_scale, dtype),
@@ -93,9 +101,9 @@ def values(pages: Pages, dtype: Any) -> tuple[jax.Array, jax.Array]:
   )
 
 
-def rounded(x: jax.Array) -> jax.Array:
+def round_to_float8(x: jax.Array) -> jax.Array:
   """Returns `x` as float8 pages give it back."""
-  # Otherwise the compiler may leave out a conversion there and back.
+  # Without the barrier the compiler may leave out both conversions.
   number, scale = jax.lax.optimization_barrier(quantised(x))
   return _product(number, scale, x.dtype)
 
@@ -113,24 +121,42 @@ def empty(
 ) -> Pools:
   """Returns zeroed pages of every layer, with scales if `dtype` is float8.
 
-  Layers with windows have the last of the numbers of `pages`, others the first.
   The layers are separate arrays: a stack would be copied in every step.
+
+  Args:
+    a: the architecture.
+    pages: numbers of pages: the first of layers without a window, the last of
+      windowed layers; one number is for both.
+    size: tokens of a page.
+    dtype: type of keys and values, of `storage_dtype`.
   """
 
   def layer(i: int) -> Pages:
-    shape = a.kv_heads, pages[-int(i in a.windowed)], size
-    arrays = [jnp.zeros((*shape, a.head_dim), dtype) for _ in range(2)]
-    if dtype == _FLOAT8:
-      arrays += [jnp.zeros(shape, _SCALE) for _ in range(2)]
-    return Pages(*arrays)
+    count = pages[-1] if i in a.windowed else pages[0]
+    shape = (a.kv_heads, count, size)
+    k = jnp.zeros((*shape, a.head_dim), dtype)
+    v = jnp.zeros((*shape, a.head_dim), dtype)
+    if dtype != _FLOAT8:
+      return Pages(k, v)
+    return Pages(k, v, jnp.zeros(shape, _SCALE), jnp.zeros(shape, _SCALE))
 
   return tuple(map(layer, range(a.layers)))
 
 
-def places(
+def page_and_offset(
   pages: Pages, table: jax.Array, positions: jax.Array, real: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns each token's page (0 for padding) and place in it, int `[B, T]`."""
+  """Returns each token's page, 0 for padding, and its offset in the page.
+
+  Args:
+    pages: the pages of one layer.
+    table: int `[B, M]`, the pages of each row in order.
+    positions: int `[B, T]` of the tokens in their rows.
+    real: bool `[B, T]`, False for padding.
+
+  Returns:
+    Two arrays, int `[B, T]`.
+  """
   size = pages.k.shape[2]
   number = jnp.take_along_axis(table, positions // size, axis=1, mode="clip")
   return jnp.where(real, number, 0), positions % size
@@ -146,38 +172,52 @@ def write(
   *,
   as_vectors: bool = False,
 ) -> Pages:
-  """Writes tokens to their pages; arguments as in `paged_attention.Paged`.
+  """Writes tokens to their pages.
 
-  With `as_vectors` the pool is written as one list of `[H]` vectors. Otherwise
-  the TPU compiler lays out the whole pool anew before and after the scatter, in
-  every layer of every step.
+  Args:
+    pages: the pages of one layer.
+    k: keys `[B, T, K, H]` of the tokens.
+    v: values, as `k`.
+    table: int `[B, M]`, the pages of each row in order.
+    positions: int `[B, T]` of the tokens in their rows.
+    real: bool `[B, T]`; padding is written to page 0.
+    as_vectors: whether to scatter into the pool as one list of `[H]` vectors.
+      Otherwise the TPU compiler lays out the whole pool anew before and after
+      the scatter, in every layer of every step.
   """
   heads, count, size, _ = pages.k.shape
-  number, offset = places(pages, table, positions, real)
+  number, offset = page_and_offset(pages, table, positions, real)
   head = jnp.arange(heads)[:, None, None]
-  at = (head * count + number) * size + offset
+  index = (head * count + number) * size + offset
 
-  def written(pool: jax.Array, new: jax.Array) -> jax.Array:
-    new = jnp.moveaxis(new, 2, 0).astype(pool.dtype)
+  def scatter(pool: jax.Array, values: jax.Array) -> jax.Array:
+    values = jnp.moveaxis(values, 2, 0).astype(pool.dtype)
     if not as_vectors:
-      return pool.at[:, number, offset].set(new)
+      return pool.at[:, number, offset].set(values)
     vectors = pool.reshape(heads * count * size, *pool.shape[3:])
-    return vectors.at[at].set(new).reshape(pool.shape)
+    return vectors.at[index].set(values).reshape(pool.shape)
 
   new = Pages(k, v)
   if pages.k_scale is not None:
-    (k, k_scale), (v, v_scale) = quantised(k), quantised(v)
+    k, k_scale = quantised(k)
+    v, v_scale = quantised(v)
     new = Pages(k, v, k_scale, v_scale)
-  return jax.tree.map(written, pages, new)
+  return jax.tree.map(scatter, pages, new)
 
 
-def joined(out: jax.Array, sums: jax.Array) -> jax.Array:
-  """Joins the results of parts of the keys, `[B, K, splits, R, H]`.
+def combine_splits(out: jax.Array, sums: jax.Array) -> jax.Array:
+  """Combines the results of separate parts of the keys (flash-decoding).
 
-  `sums`, `[B, K, splits, R]`, are the logarithms of the parts' sums of weights,
-  to the base 2.
+  Args:
+    out: each part's attention output, `[B, K, splits, G, H]` for the G query
+      heads of a kv head.
+    sums: logarithms to the base 2 of the parts' softmax sums, `[B, K, splits,
+      G]`.
+
+  Returns:
+    The attention output over all keys, `[B, K, G, H]`.
   """
   weight = jnp.exp2(sums - jnp.max(sums, axis=2, keepdims=True))
-  # Divided last, two parts are joined by one kernel.
+  # Dividing last lets XLA combine two parts in one kernel.
   out = jnp.sum(out * weight[..., None], axis=2)
   return out / jnp.sum(weight, axis=2)[..., None]

@@ -17,8 +17,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention
 
-from anysearch_jax.policy.attention import cudnn, paged_attention, pages
-from anysearch_jax.policy.attention import masks as attention
+from anysearch_jax.policy.attention import (
+  cudnn,
+  dense_attention,
+  paged_attention,
+  pages,
+)
 
 IMPLEMENTATIONS = ("xla", "cudnn", "splash")
 GATHERED = "gathered"
@@ -29,6 +33,8 @@ _NAME = "attention"
 # same prefix of the keys. (parts + 1) / (2 parts) of all scores are computed;
 # more parts compute less but compile a loop each.
 _PARTS = 4
+# Block sizes of splash attention in tokens, the fastest first. A row's length
+# must be a multiple.
 _SPLASH_BLOCKS = (512, 256, 128)
 
 
@@ -48,11 +54,12 @@ def self_attention(
 
   Args:
     q: `[B, T, N, H]`; each kv head serves N / K query heads.
-    k: `[B, T, K, H]`. v: as `k`.
+    k: `[B, T, K, H]`.
+    v: as `k`.
     segment_ids: int `[B, T]`, 0 is padding. Segments are contiguous.
-    window: how many tokens each sees, itself included; None: all of its
+    window: number of tokens that each sees, itself included; None: all of its
       segment up to itself. Only for `xla` and `GATHERED`.
-    sinks: as in `masks.attend`. Only for `xla` and `GATHERED`.
+    sinks: as in `dense_attention.attend`. Only for `xla` and `GATHERED`.
     implementation: `xla`, `cudnn` or `splash`, see `choose`; or `GATHERED`,
       under `shard_map`, where T are the positions of one device of `CONTEXT`.
     chunk: for `xla`, number of queries whose scores are in memory at a time;
@@ -63,7 +70,8 @@ def self_attention(
   Returns:
     `[B, T, N, H]`, dtype of `q`, zeros at padding.
   """
-  k, v = k.astype(q.dtype), v.astype(q.dtype)
+  k = k.astype(q.dtype)
+  v = v.astype(q.dtype)
   if implementation == "xla":
     out = _xla(q, k, v, segment_ids, window, sinks, chunk)
   elif implementation == "cudnn":
@@ -83,7 +91,7 @@ def choose(
   dtype: jax.typing.DTypeLike,
   length: int,
   compute_capability: float | None,
-  only_xla: str = "",
+  xla_only_feature: str = "",
 ) -> str:
   """Returns the implementation to use; `auto` takes the best that can run.
 
@@ -94,40 +102,48 @@ def choose(
     dtype: of queries, keys and values.
     length: T.
     compute_capability: of NVIDIA devices, such as 9.0; None elsewhere.
-    only_xla: as in `Architecture`.
+    xla_only_feature: as in `Architecture`.
 
   Raises:
     ValueError: the implementation is unknown or cannot run.
   """
-  name, capability = jnp.dtype(dtype).name, compute_capability
-  nvidia, step = platform in ("gpu", "cuda"), _SPLASH_BLOCKS[-1]
-  found = f"found {length}: change batch.row_lengths"
-  plain = {f"has no {only_xla}, which this policy has": not only_xla}
-  # What each needs, with the reason to refuse it without.
-  needs = {
+  name = jnp.dtype(dtype).name
+  block = _SPLASH_BLOCKS[-1]
+  found_length = f"found {length}: change batch.row_lengths"
+  no_feature = {
+    f"has no {xla_only_feature}, which this policy has": not xla_only_feature
+  }
+  # Conditions of each implementation, by the reason to refuse it otherwise.
+  conditions = {
     # As `check_layout` and `check_is_flash_attention` of JAX.
     "cudnn": {
-      f"runs on NVIDIA GPUs; found platform {platform}": nvidia,
+      f"runs on NVIDIA GPUs; found platform {platform}": (
+        platform in ("gpu", "cuda")
+      ),
       "needs compute capability 9.0 (Hopper) for packed rows; found "
-      f"{capability}": capability is not None and capability >= 9.0,
+      f"{compute_capability}": (
+        compute_capability is not None and compute_capability >= 9.0
+      ),
       f"needs bfloat16 or float16; found {name}: compute in bfloat16": (
         name in ("bfloat16", "float16")
       ),
       "needs heads of at most 256 dimensions, a multiple of 8; found "
       f"{head_dim}": head_dim <= 256 and head_dim % 8 == 0,
-      f"needs rows of an even length; {found}": length % 2 == 0,
-      **plain,
+      f"needs rows of an even length; {found_length}": length % 2 == 0,
+      **no_feature,
     },
     "splash": {
       f"runs on TPUs; found platform {platform}": platform == "tpu",
-      f"needs rows of a multiple of {step} tokens; {found}": length % step == 0,
-      **plain,
+      f"needs rows of a multiple of {block} tokens; {found_length}": (
+        length % block == 0
+      ),
+      **no_feature,
     },
     "xla": {},
   }
   refused = {
-    name: next((said for said, able in checks.items() if not able), None)
-    for name, checks in needs.items()
+    name: next((reason for reason, holds in checks.items() if not holds), None)
+    for name, checks in conditions.items()
   }
   if implementation == "auto":
     return next(name for name, reason in refused.items() if reason is None)
@@ -145,9 +161,9 @@ def choose(
 
 
 def saves(primitive, *_, **params) -> bool:
-  """A `jax.checkpoint` policy that saves what attention's backward pass reads.
+  """A `jax.checkpoint` policy that saves attention's results.
 
-  Everything but attention is then computed again.
+  The backward pass reads them; it computes everything else again.
   """
   if primitive.name == "name":
     return params["name"] == _NAME
@@ -179,22 +195,25 @@ def _xla(
   in the backward pass.
   """
   b, t, n, h = q.shape
-  k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+  k = k.swapaxes(1, 2)
+  v = v.swapaxes(1, 2)
   chunks = -(-t // chunk)
   if chunks == 1:
-    mask = attention.segment_mask(segment_ids, window)
-    return checkpoint_name(attention.attend(q, k, v, mask, sinks), _NAME)
+    mask = dense_attention.segment_mask(segment_ids, window)
+    return checkpoint_name(dense_attention.attend(q, k, v, mask, sinks), _NAME)
   # Chunks of equal size: the last one is padded by fewer than `chunks` tokens.
   size = -(-t // chunks)
   # The gradients of keys and values are summed over chunks in the dtype of
   # these arrays, so make it float32.
-  k, v = k.astype(jnp.float32), v.astype(jnp.float32)
-  # `attend` must not close over them: `jax.vjp(...).with_refs` then expects a
+  k = k.astype(jnp.float32)
+  v = v.astype(jnp.float32)
+  # `attend` must not close over sinks: `jax.vjp(...).with_refs` then expects a
   # cotangent of another type (seen with JAX 0.10.2).
-  each = None if sinks is None else jnp.broadcast_to(sinks, (chunks, n))
-  queries = _chunks(q, chunks), _chunks(segment_ids, chunks), each
+  if sinks is not None:
+    sinks = jnp.broadcast_to(sinks, (chunks, n))
+  queries = _chunks(q, chunks), _chunks(segment_ids, chunks), sinks
   positions = np.arange(chunks * size).reshape(chunks, size)
-  parts = []
+  outputs = []
   for part in np.array_split(np.arange(chunks), min(chunks, _PARTS)):
     end = min((part[-1] + 1) * size, t)
 
@@ -202,14 +221,21 @@ def _xla(
     def attend(xs, end=end):
       q, ids, sinks, positions = xs
       mask = ids[:, :, None] == segment_ids[:, None, :end]
-      ages = positions[:, None] - np.arange(end)
-      mask &= (ages >= 0) if window is None else (ages >= 0) & (ages < window)
-      keys, values = (x[:, :, :end].astype(q.dtype) for x in (k, v))
-      return attention.attend(q, keys, values, mask, sinks)
+      distances = positions[:, None] - np.arange(end)
+      visible = distances >= 0
+      if window is not None:
+        visible &= distances < window
+      mask &= visible
+      keys = k[:, :, :end].astype(q.dtype)
+      values = v[:, :, :end].astype(q.dtype)
+      return dense_attention.attend(q, keys, values, mask, sinks)
 
-    xs = jax.tree.map(lambda x, part=part: x[part[0] : part[-1] + 1], queries)
-    parts.append(jax.lax.map(attend, (*xs, positions[part])))
-  out = jnp.concatenate(parts).swapaxes(0, 1).reshape(b, chunks * size, n, h)
+    q_part, ids_part, sinks_part = jax.tree.map(
+      lambda x, part=part: x[part[0] : part[-1] + 1], queries
+    )
+    xs = q_part, ids_part, sinks_part, positions[part]
+    outputs.append(jax.lax.map(attend, xs))
+  out = jnp.concatenate(outputs).swapaxes(0, 1).reshape(b, chunks * size, n, h)
   return checkpoint_name(out[:, :t], _NAME)
 
 
@@ -222,7 +248,7 @@ def _gathered(
   sinks: jax.Array | None,
   chunk: int,
 ) -> jax.Array:
-  """Attends to the keys of all devices of `CONTEXT`, which each one gathers.
+  """Attends to the keys of all devices of `CONTEXT`, which each device gathers.
 
   Keys and values of a whole row are small beside its scores, of which only one
   chunk's are in memory at a time. Blocks of keys, one of each device, are
@@ -231,30 +257,34 @@ def _gathered(
   b, t, n, h = q.shape
   kv_heads = k.shape[2]
   devices = jax.lax.axis_size(CONTEXT)
-  # Scores of all blocks are kept for a chunk's backward pass.
-  size = -(-t // -(-t // max(1, chunk // devices)))
+  # Scores of all blocks are kept for a chunk's backward pass, so a chunk has
+  # fewer queries if there are more devices. Chunks are of equal size.
+  max_size = max(1, chunk // devices)
+  size = -(-t // -(-t // max_size))
   chunks = -(-t // size)
   gather = functools.partial(jax.lax.all_gather, axis_name=CONTEXT)
   key_ids = gather(segment_ids)
   # As in `_xla`: gradients of keys and values are summed in float32.
-  keys, values = (gather(x).astype(jnp.float32) for x in (k, v))
+  keys = gather(k).astype(jnp.float32)
+  values = gather(v).astype(jnp.float32)
   starts = np.arange(devices) * t
-  places = jax.lax.axis_index(CONTEXT) * t + np.arange(chunks * size)
-  each = None if sinks is None else jnp.broadcast_to(sinks, (chunks, n))
+  positions = jax.lax.axis_index(CONTEXT) * t + np.arange(chunks * size)
+  if sinks is not None:
+    sinks = jnp.broadcast_to(sinks, (chunks, n))
 
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def attend(xs):
-    q, ids, sinks, places = xs
+    q, ids, sinks, positions = xs
     q = q.reshape(b, size, kv_heads, n // kv_heads, h).transpose(2, 0, 3, 1, 4)
 
     def step(carry, block):
       k, v, key_ids, start = block
-      ages = places[:, None] - start - np.arange(t)
-      mask = (ids[:, :, None] == key_ids[:, None]) & (ages >= 0)
+      distances = positions[:, None] - start - np.arange(t)
+      mask = (ids[:, :, None] == key_ids[:, None]) & (distances >= 0)
       if window is not None:
-        mask &= ages < window
+        mask &= distances < window
 
-      def added(carry):
+      def add(carry):
         scores = jnp.einsum(
           "kbgth,bskh->kbgts",
           q,
@@ -268,17 +298,18 @@ def _gathered(
 
       # A query that sees none of these keys adds numbers with the weight of
       # masked scores, which is 0 beside that of a key that it sees: its own.
-      return jax.lax.cond(jnp.any(mask), added, lambda x: x, carry), None
+      return jax.lax.cond(jnp.any(mask), add, lambda x: x, carry), None
 
-    start = paged_attention.started(q.shape, sinks)
-    (_, total, out), _ = jax.lax.scan(
-      step, start, (keys, values, key_ids, starts)
+    carry = paged_attention.initial_carry(q.shape, sinks)
+    (_, row_sum, out), _ = jax.lax.scan(
+      step, carry, (keys, values, key_ids, starts)
     )
-    out = (out / total[..., None]).astype(q.dtype)
+    out = (out / row_sum[..., None]).astype(q.dtype)
     return out.transpose(1, 3, 0, 2, 4).reshape(b, size, n, h)
 
-  queries = _chunks(q, chunks), _chunks(segment_ids, chunks), each
-  out = jax.lax.map(attend, (*queries, places.reshape(chunks, size)))
+  positions = positions.reshape(chunks, size)
+  xs = _chunks(q, chunks), _chunks(segment_ids, chunks), sinks, positions
+  out = jax.lax.map(attend, xs)
   out = out.swapaxes(0, 1).reshape(b, chunks * size, n, h)
   return checkpoint_name(out[:, :t], _NAME)
 
@@ -301,10 +332,11 @@ def _cudnn(
   # JAX 0.10 scales the key offsets by the number of query heads instead of kv
   # heads (https://github.com/jax-ml/jax/pull/39521), so repeat the kv heads
   # until both numbers are equal.
-  k, v = (jnp.repeat(x, n // x.shape[2], axis=2) for x in (k, v))
+  k = jnp.repeat(k, n // k.shape[2], axis=2)
+  v = jnp.repeat(v, n // v.shape[2], axis=2)
   # Padding is a segment too: cuDNN does not write memory between segments,
-  # which may contain NaN. The extra slot in `m` is for it. It also makes m at
-  # least 2: with one segment, JAX would not treat the row as packed.
+  # which may contain NaN. The 1 in `m` is for it. It also makes m at least 2:
+  # with one segment, JAX would not treat the row as packed.
   m = min(max_segments, t) + 1
   starts = jnp.diff(segment_ids, axis=1, prepend=-1) != 0
   number = jnp.cumsum(starts, axis=1, dtype=jnp.int32) - 1
@@ -312,10 +344,12 @@ def _cudnn(
     number[:, None, :] == jnp.arange(m)[:, None], axis=-1, dtype=jnp.int32
   )
   offsets = jnp.cumsum(lengths, axis=1, dtype=jnp.int32) - lengths
-  lengths, offsets = (jnp.where(lengths > 0, x, -1) for x in (lengths, offsets))
+  offsets = jnp.where(lengths > 0, offsets, -1)
+  lengths = jnp.where(lengths > 0, lengths, -1)
   offsets = jnp.pad(offsets, ((0, 0), (0, 1)), constant_values=-1)
   out = cudnn.packed_attention(q, k, v, lengths=lengths, offsets=offsets)
-  return jnp.where((number[:, -1] < m)[:, None, None, None], out, jnp.nan)
+  fits = number[:, -1] < m
+  return jnp.where(fits[:, None, None, None], out, jnp.nan)
 
 
 def _splash(
@@ -336,20 +370,23 @@ def _splash(
     ),
     residual_checkpoint_name=_NAME,
   )
-  q, k, v = (x.swapaxes(1, 2) for x in (q * h**-0.5, k, v))
+  q = (q * h**-0.5).swapaxes(1, 2)
+  k = k.swapaxes(1, 2)
+  v = v.swapaxes(1, 2)
 
-  def row(q, k, v, ids):
-    within = _within_segments(kernel, shared_blocks(ids, block))
-    return within(q, k, v, splash_attention.SegmentIds(ids, ids))
+  def attend_in_row(q, k, v, ids):
+    row_kernel = _within_segments(kernel, shared_blocks(ids, block))
+    return row_kernel(q, k, v, splash_attention.SegmentIds(ids, ids))
 
-  return jax.vmap(row)(q, k, v, segment_ids).swapaxes(1, 2)
+  return jax.vmap(attend_in_row)(q, k, v, segment_ids).swapaxes(1, 2)
 
 
 def shared_blocks(segment_ids: jax.Array, block: int) -> jax.Array:
   """Returns which blocks of a packed row contain a token pair to attend to.
 
-  `segment_ids` are int `[T]`; padding at the end is a segment too. A block has
-  `block` tokens, a divisor of T.
+  Args:
+    segment_ids: int `[T]`; padding at the end is a segment too.
+    block: tokens of a block, a divisor of T.
 
   Returns:
     bool `[T / block, T / block]` by block of queries and block of keys: the
@@ -357,9 +394,10 @@ def shared_blocks(segment_ids: jax.Array, block: int) -> jax.Array:
   """
   starts = jnp.diff(segment_ids, prepend=segment_ids[:1]) != 0
   number = jnp.cumsum(starts).reshape(-1, block)
-  first, last = number[:, :1], number[:, -1]
-  # Segments are contiguous: earlier keys share one with these queries if it
-  # is the first one of the queries.
+  first = number[:, :1]
+  last = number[:, -1]
+  # Segments are contiguous: an earlier block of keys shares a segment with a
+  # block of queries if its last segment is the first one of the queries.
   n = len(number)
   return jnp.tril(first == last, -1) | jnp.eye(n, dtype=bool)
 
@@ -373,24 +411,24 @@ def _within_segments(kernel: Any, shared: jax.Array) -> Any:
   mask, with blocks of one size.
   """
 
-  def following(shared):
-    """Returns the next block to compute of the row, for a prefetch of it."""
+  def next_blocks(shared):
+    """Returns the next block of the row to compute, which is prefetched."""
     n = len(shared)
     order = jnp.where(shared.reshape(-1), jnp.arange(n * n), n * n)
     return jax.lax.cummin(order, reverse=True).reshape(n, n) % n
 
-  def replaced(info, following):
+  def with_blocks(info, next_blocks):
     return info._replace(
-      data_next=following[None].astype(info.data_next.dtype),
+      data_next=next_blocks[None].astype(info.data_next.dtype),
       block_mask=jnp.where(shared, info.block_mask, 0),
     )
 
-  by_queries = following(shared)
+  by_queries = next_blocks(shared)
   # The kernel for the gradients of keys and values loops over queries inside.
-  by_keys = following(shared.T).T
+  by_keys = next_blocks(shared.T).T
   return type(kernel)(
-    replaced(kernel.fwd_mask_info, by_queries),
-    replaced(kernel.dq_mask_info, by_queries),
-    replaced(kernel.dkv_mask_info, by_keys),
+    with_blocks(kernel.fwd_mask_info, by_queries),
+    with_blocks(kernel.dq_mask_info, by_queries),
+    with_blocks(kernel.dkv_mask_info, by_keys),
     **kernel.kwargs,
   )

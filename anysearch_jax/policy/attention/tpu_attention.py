@@ -9,7 +9,11 @@ are float32.
 Pages are anywhere in main memory, so the kernel copies them itself. While one
 block is computed, the next one is on its way: the next of the same tile, or the
 first of the next program. JAX's ragged paged attention does the same, but wants
-keys and values interleaved in one pool, unlike JAX's kernel for decode.
+keys and values interleaved in one pool, unlike JAX's kernel for decode
+(`jax.experimental.pallas.ops.tpu`).
+
+Shapes: P pages of S tokens; a row's table has M pages; G query heads share a kv
+head. The others are in the legend of `types`.
 """
 
 from __future__ import annotations
@@ -25,12 +29,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from anysearch_jax.policy.attention import pages as pages_lib
 
-# Tokens whose keys and values are copied at a time.
+# Tokens of a block, whose keys and values are copied at a time.
 _SPAN = 512
-# Queries of a tile, at most. With a block's tokens, their scores take 1 MiB.
+# Queries of a tile, at most. Their scores with a block's tokens take 1 MiB of
+# vector memory.
 _QUERIES = 512
-# bfloat16 vectors are stored in tiles of 16 rows and 128 columns.
-_ROWS, _COLUMNS = 16, 128
+# TPUs store bfloat16 arrays in tiles of 16 rows and 128 columns.
+_ROWS = 16
+_COLUMNS = 128
 
 
 def attend(
@@ -45,7 +51,7 @@ def attend(
 
   Args:
     q: `[B, T, N, H]`.
-    pages: of one layer, with the new tokens; a page has a multiple of 16.
+    pages: the pages of one layer, with the new tokens; S is a multiple of 16.
     table: int `[B, M]`, the pages of each row.
     positions: int `[B, T]` of the new tokens in their rows; each attends to the
       tokens up to its own. They count up by 1, except that padding at the end
@@ -57,9 +63,9 @@ def attend(
   """
   b, t, n, h = q.shape
   heads, _, size, _ = pages.k.shape
-  each, group = max(1, _SPAN // size), n // heads
-  each = min(each, table.shape[1])
-  table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % each)))
+  group = n // heads
+  block_pages = min(max(1, _SPAN // size), table.shape[1])
+  table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % block_pages)))
   # Tokens of a tile, a multiple of 16.
   tile = _ROWS * min(max(1, _QUERIES // group // _ROWS), -(-t // _ROWS))
   q = jnp.pad(q.swapaxes(1, 2), ((0, 0), (0, 0), (0, -t % tile), (0, 0)))
@@ -67,27 +73,29 @@ def attend(
   # Some TPUs have two cores, which share the first axis of the grid. Rows
   # alternate between them, because those at the end of a call may be padding.
   cores = 2 if b % 2 == 0 else 1
-  queries = pl.BlockSpec(
-    (None, group, tile, h),
-    lambda core, program, *_: (
-      *_place(core, program, cores=cores, heads=heads, tiles=tiles),
-      0,
-    ),
-  )
-  buffer = pltpu.VMEM((2, each, size, h), pages.k.dtype)
-  found = pl.pallas_call(
+
+  def query_index(core, program, *_):
+    place = _row_head_tile(core, program, cores=cores, heads=heads, tiles=tiles)
+    return *place, 0
+
+  queries = pl.BlockSpec((None, group, tile, h), query_index)
+  pool = pl.BlockSpec(memory_space=pl.ANY)  # Main memory.
+  buffer = pltpu.VMEM((2, block_pages, size, h), pages.k.dtype)
+  row_numbers = pltpu.VMEM((group * tile, _COLUMNS), jnp.float32)
+  out = pl.pallas_call(
     functools.partial(_kernel, heads=heads, tiles=tiles),
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=3,
       grid=(cores, b // cores * heads * tiles),
-      in_specs=[queries, *(pl.BlockSpec(memory_space=pl.ANY),) * 2],
+      in_specs=[queries, pool, pool],
       out_specs=queries,
       scratch_shapes=[
-        buffer,
-        buffer,
+        buffer,  # Of keys.
+        buffer,  # Of values.
         pltpu.SemaphoreType.DMA((2, 2)),
         pltpu.SMEM((1,), jnp.int32),
-        *(pltpu.VMEM((group * tile, _COLUMNS), jnp.float32),) * 2,
+        row_numbers,  # Maxima.
+        row_numbers,  # Sums.
         pltpu.VMEM((group * tile, h), jnp.float32),
       ],
     ),
@@ -98,10 +106,10 @@ def attend(
     interpret=interpret,
     name="paged_prefill",
   )(table, positions[:, 0], jnp.max(positions, axis=1), q, pages.k, pages.v)
-  return found[:, :, :t].swapaxes(1, 2)
+  return out[:, :, :t].swapaxes(1, 2)
 
 
-def _place(
+def _row_head_tile(
   core: Any, program: Any, *, cores: Any, heads: int, tiles: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns the row, the kv head and the tile of a core's program."""
@@ -123,9 +131,9 @@ def _kernel(
   v_buffer: Any,
   copied: Any,
   slot_ref: Any,
-  most_ref: Any,
-  total_ref: Any,
+  max_ref: Any,
   sum_ref: Any,
+  acc_ref: Any,
   *,
   heads: int,
   tiles: int,
@@ -134,32 +142,41 @@ def _kernel(
 
   Args:
     table_ref: `[B, M]`.
-    first_ref: `[B]`, the first new token of each row. last_ref: the last.
-    q_ref: `[G, T, H]`. out_ref: as `q_ref`.
-    k_pool: `[K, P, S, H]`, in main memory. v_pool: as `k_pool`.
-    k_buffer: two blocks `[2, pages, S, H]`. v_buffer: as `k_buffer`.
+    first_ref: `[B]`, the first new token of each row.
+    last_ref: `[B]`, the last token of each row.
+    q_ref: `[G, T, H]`.
+    k_pool: `[K, P, S, H]`, in main memory.
+    v_pool: as `k_pool`.
+    out_ref: as `q_ref`.
+    k_buffer: two blocks `[2, pages, S, H]`.
+    v_buffer: as `k_buffer`.
     copied: semaphores `[2, 2]`, of keys and values in each buffer.
     slot_ref: `[1]`, the buffer of this program's first block.
-    most_ref: `[G T, 128]`, each query's maximum in every column.
-    total_ref: the same of its sum.
-    sum_ref: `[G T, H]`, before it is divided by the sum.
+    max_ref: `[G T, 128]`, each query's maximum score, in every column: an array
+      of one column would take as much memory.
+    sum_ref: `[G T, 128]`, each query's softmax sum, alike.
+    acc_ref: `[G T, H]`, the weighted sum of values, not yet divided.
     heads: K.
-    tiles: of a row and head.
+    tiles: number of tiles of a row and head.
   """
-  core, program = pl.program_id(0), pl.program_id(1)
-  cores, programs = pl.num_programs(0), pl.num_programs(1)
+  core = pl.program_id(0)
+  program = pl.program_id(1)
+  cores = pl.num_programs(0)
+  programs = pl.num_programs(1)
   group, tile, h = q_ref.shape
-  _, each, size, _ = k_buffer.shape
-  span = each * size
+  _, block_pages, size, _ = k_buffer.shape
+  span = block_pages * size
 
-  place = functools.partial(_place, core, cores=cores, heads=heads, tiles=tiles)
+  row_head_tile = functools.partial(
+    _row_head_tile, core, cores=cores, heads=heads, tiles=tiles
+  )
 
   def copies(row, head, block, slot):
-    for i in range(each):
-      page = table_ref[row, block * each + i]
-      for j, (pool, buffer) in enumerate(
-        ((k_pool, k_buffer), (v_pool, v_buffer))
-      ):
+    """Yields the copies of a block's pages, to start or to wait for."""
+    streams = ((k_pool, k_buffer), (v_pool, v_buffer))
+    for i in range(block_pages):
+      page = table_ref[row, block * block_pages + i]
+      for j, (pool, buffer) in enumerate(streams):
         yield pltpu.make_async_copy(
           pool.at[head, page], buffer.at[slot, i], copied.at[j, slot]
         )
@@ -168,7 +185,7 @@ def _kernel(
     for copy in copies(row, head, block, slot):
       copy.start()
 
-  row, head, x = place(program)
+  row, head, x = row_head_tile(program)
   first = first_ref[row] + x * tile
   last = jnp.minimum(first + tile - 1, last_ref[row])
   blocks = jax.lax.div(last, span) + 1
@@ -178,51 +195,55 @@ def _kernel(
     slot_ref[0] = 0
     start(row, head, 0, 0)
 
-  most_ref[...] = jnp.full_like(most_ref, pages_lib.MASKED)
-  total_ref[...] = jnp.zeros_like(total_ref)
+  max_ref[...] = jnp.full_like(max_ref, pages_lib.MASKED)
   sum_ref[...] = jnp.zeros_like(sum_ref)
+  acc_ref[...] = jnp.zeros_like(acc_ref)
   slot = slot_ref[0]
   q = q_ref[...].reshape(group * tile, h)
-  # Powers of 2 are an instruction, powers of e are not.
+  # TPUs have an instruction for powers of 2, but not for powers of e.
   scale = h**-0.5 * math.log2(math.e)
 
   def step(i, slot):
-    other = 1 - slot
+    next_slot = 1 - slot
+    has_next_block = i + 1 < blocks
 
-    more = i + 1 < blocks
-
-    @pl.when(more | (program + 1 < programs))
+    # The next block of this tile, or the first one of the next program.
+    @pl.when(has_next_block | (program + 1 < programs))
     def prefetch():
-      next_row, next_head, _ = place(program + 1)
+      next_row, next_head, _ = row_head_tile(program + 1)
       start(
-        jnp.where(more, row, next_row),
-        jnp.where(more, head, next_head),
-        jnp.where(more, i + 1, 0),
-        other,
+        jnp.where(has_next_block, row, next_row),
+        jnp.where(has_next_block, head, next_head),
+        jnp.where(has_next_block, i + 1, 0),
+        next_slot,
       )
 
     for copy in copies(row, head, i, slot):
       copy.wait()
-    k, v = (
-      x[slot].reshape(span, h).astype(q.dtype) for x in (k_buffer, v_buffer)
-    )
+    k = k_buffer[slot].reshape(span, h).astype(q.dtype)
+    v = v_buffer[slot].reshape(span, h).astype(q.dtype)
     scores = jax.lax.dot_general(
       q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
     )
-    at = i * span + jax.lax.broadcasted_iota(jnp.int32, (tile, span), 1)
-    seen = at <= first + jax.lax.broadcasted_iota(jnp.int32, (tile, span), 0)
+    shape = (tile, span)
+    keys = i * span + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    queries = first + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    mask = keys <= queries
     scores = scores.reshape(group, tile, span) * scale
-    scores = jnp.where(seen[None], scores, pages_lib.MASKED).reshape(-1, span)
-    most = most_ref[...]
-    larger = jnp.maximum(most, jnp.max(scores, axis=1, keepdims=True))
-    most_ref[...] = larger
-    p = jnp.exp2(scores - larger[:, :1])
-    shrink = jnp.exp2(most - larger)
-    total_ref[...] = total_ref[...] * shrink + jnp.sum(p, 1, keepdims=True)
-    new = jnp.dot(p.astype(q.dtype), v, preferred_element_type=jnp.float32)
-    sum_ref[...] = sum_ref[...] * shrink[:, :1] + new
-    return other
+    scores = jnp.where(mask[None], scores, pages_lib.MASKED).reshape(-1, span)
+    row_max = max_ref[...]
+    new_max = jnp.maximum(row_max, jnp.max(scores, axis=1, keepdims=True))
+    max_ref[...] = new_max
+    probs = jnp.exp2(scores - new_max[:, :1])
+    correction = jnp.exp2(row_max - new_max)
+    block_sum = jnp.sum(probs, axis=1, keepdims=True)
+    sum_ref[...] = sum_ref[...] * correction + block_sum
+    block_out = jnp.dot(
+      probs.astype(q.dtype), v, preferred_element_type=jnp.float32
+    )
+    acc_ref[...] = acc_ref[...] * correction[:, :1] + block_out
+    return next_slot
 
   slot_ref[0] = jax.lax.fori_loop(0, blocks, step, slot)
-  out = sum_ref[...] / total_ref[...][:, :1]
+  out = acc_ref[...] / sum_ref[...][:, :1]
   out_ref[...] = out.reshape(group, tile, h).astype(out_ref.dtype)

@@ -21,7 +21,7 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, experts, serving
 from anysearch_jax.policy.attention import (
   gathered_attention,
-  masks,
+  layer_options,
   paged_attention,
 )
 from anysearch_jax.policy.attention import pages as pages_lib
@@ -96,7 +96,7 @@ class Model:
 
     def attend(q, k, v, pages, positions, real, window=None, sinks=None):
       (b, t), tokens = q.shape[:2], (q, k, v, positions, real)
-      windowed = window is not None and window < masks.ALL
+      windowed = window is not None and window < layer_options.NO_WINDOW
       numbers = self.table(tables, windowed=windowed)
       if self.exact:
         # Kernels divide the keys of a row by its last token: each token is one.
@@ -127,7 +127,7 @@ def make_model(
     ValueError: `engine.attention` cannot run there or read `engine.kv_dtype`.
   """
   dtype = jnp.dtype(dtype)
-  stored = pages_lib.stored(config.kv_dtype, dtype)
+  stored = pages_lib.storage_dtype(config.kv_dtype, dtype)
   device = mesh.devices.flat[0]
   platform, several = device.platform, mesh if mesh.size > 1 else None
   paged = paged_attention.Paged(
@@ -273,7 +273,7 @@ def sharding(
       f"Found {a.kv_heads} kv heads over tensor={mesh.shape['tensor']} devices "
       "that sample; expected a divisor of them."
     )
-  data, tensor = paged_attention.cut(mesh)
+  data, tensor = paged_attention.row_and_head_axes(mesh)
   # Compiled programs return shardings without None at their ends.
   axes = (tensor, data) if data else (tensor,) if tensor else ()
   return jax.sharding.NamedSharding(mesh, jax.P(*axes))

@@ -36,7 +36,7 @@ import numpy as np
 COPIES = pathlib.Path("/dev/shm/anysearch-copies")
 DELTA = ".delta"
 REFUSED = ".refused"
-_COPYING = ".writing"  # As of `hf.appears_whole`.
+_COPYING = ".writing"  # As of `hf.atomic_directory`.
 _LOOK_SECONDS = 0.2
 # Fast; level 9 takes ten times as long for a tenth of the bytes.
 _LEVEL = 1

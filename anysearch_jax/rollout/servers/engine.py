@@ -406,7 +406,7 @@ class ServersEngine:
     """
     if not self._records:
       return None
-    none = experts.unknown(0, experts.record(self._policy.architecture))
+    none = experts.unrecorded(0, experts.record(self._policy.architecture))
     ids, chosen = self._chosen.get(request.address, ((), none))
     return chosen if request.token_ids[: len(ids)] == ids else none
 
