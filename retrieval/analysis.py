@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
 import re
 import threading
@@ -24,26 +25,36 @@ from anysearch_jax.config import settings
 from anysearch_jax.host import plugins
 
 DEFAULT = "english"
-# `plain`: runs of letters as they are; the others: no stems and no stop words.
-_OTHERS = ("plain", "any", "chinese", "japanese", "korean")
-# Snowball names the first stemmer of English and an older one of Dutch so.
-_NO_LANGUAGE = ("porter", "dutch_porter")
+# `plain` keeps runs of letters as they are; the others have no stemmer and no
+# stop words.
+_UNSTEMMED = ("plain", "any", "chinese", "japanese", "korean")
+# Snowball lists older stemmers of English and Dutch under these names.
+_OLDER_STEMMERS = ("porter", "dutch_porter")
 LANGUAGES = (
-  *_OTHERS,
-  *(name for name in Stemmer.algorithms() if name not in _NO_LANGUAGE),
+  *_UNSTEMMED,
+  *(name for name in Stemmer.algorithms() if name not in _OLDER_STEMMERS),
 )
-# The package would compute with JAX at its import, and so take the memory of a
-# GPU from a model that another program serves there.
+# Only this file of bm25s is run: importing the package computes with JAX, which
+# would reserve the memory of a GPU on which another program serves a model.
 _BM25S = importlib.util.find_spec("bm25s")
 assert _BM25S is not None and _BM25S.origin is not None
-_STOPWORDS = plugins.run_file(
+_BM25S_STOPWORDS = plugins.run_file(
   os.path.join(os.path.dirname(_BM25S.origin), "stopwords.py")
 )
-_STOPS = {"english": _STOPWORDS.STOPWORDS_EN} | {
-  language: getattr(_STOPWORDS, f"STOPWORDS_{language.upper()}")
+_STOP_WORDS = {"english": _BM25S_STOPWORDS.STOPWORDS_EN} | {
+  language: getattr(_BM25S_STOPWORDS, f"STOPWORDS_{language.upper()}")
   for language in (
-    *("danish", "dutch", "french", "german", "italian", "norwegian"),
-    *("portuguese", "russian", "spanish", "swedish", "turkish"),
+    "danish",
+    "dutch",
+    "french",
+    "german",
+    "italian",
+    "norwegian",
+    "portuguese",
+    "russian",
+    "spanish",
+    "swedish",
+    "turkish",
   )
 }
 _PLAIN_WORD = re.compile(r"\w+")
@@ -58,11 +69,11 @@ _UNSPACED = regex.compile(
   r"([\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}"
   r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]+)"
 )
-# Unlike in Lucene, O’Brien is O'Brien: people type one and documents have the
-# other.
-_SAME = str.maketrans("İ’", "i'")
-# Words whose terms are kept, so that each is stemmed once.
-_KEPT = 1 << 18
+# Unlike in Lucene, O’Brien equals O'Brien: people type a straight apostrophe,
+# and documents have a curly one.
+_EQUIVALENTS = str.maketrans("İ’", "i'")
+# Number of words whose terms an analyzer caches.
+_CACHED_WORDS = 1 << 18
 
 
 def words(text: str) -> list[str]:
@@ -86,12 +97,12 @@ class Analyzer:
     english = language == "english"
     self._ascii = _ENGLISH_ASCII_WORD if english else _ASCII_WORD
     self._words = _ENGLISH_WORD if english else _WORD
-    self._stops = frozenset(_STOPS.get(language, ()))
+    self._stop_words = frozenset(_STOP_WORDS.get(language, ()))
     self._stem = str
-    if language not in _OTHERS:
+    if language not in _UNSTEMMED:
       stemmer = Stemmer.Stemmer("porter" if english else language)
       self._stem = stemmer.stemWord
-    self._kept: dict[str, tuple[str, ...]] = {}
+    self._cache: dict[str, tuple[str, ...]] = {}
     self._lock = threading.Lock()  # Stemmers are not thread-safe.
 
   def __call__(self, text: str) -> list[str]:
@@ -100,40 +111,44 @@ class Analyzer:
       return words(text)
     pattern = self._ascii
     if not text.isascii():
-      text = unicodedata.normalize("NFKC", text).translate(_SAME)
+      text = unicodedata.normalize("NFKC", text).translate(_EQUIVALENTS)
       pattern = self._words
     if self.language == "turkish":
       text = text.replace("I", "ı")
       pattern = self._words
-    out: list[str] = []
+    text_terms: list[str] = []
     for word in pattern.findall(text.lower()):
-      terms = self._kept.get(word)
-      out += self._add(word) if terms is None else terms
-    return out
+      terms = self._cache.get(word)
+      text_terms += self._cache_terms(word) if terms is None else terms
+    return text_terms
 
-  def _add(self, word: str) -> tuple[str, ...]:
-    """Returns the terms of a word and keeps them."""
+  def _cache_terms(self, word: str) -> tuple[str, ...]:
+    """Returns the terms of a word and caches them."""
     with self._lock:
       terms = tuple(self._terms(word))
-      if len(self._kept) >= _KEPT:
-        self._kept.clear()
-      self._kept[word] = terms
+      if len(self._cache) >= _CACHED_WORDS:
+        self._cache.clear()
+      self._cache[word] = terms
     return terms
 
   def _terms(self, word: str) -> Iterator[str]:
-    parts = [word] if word.isascii() else _UNSPACED.split(word)
-    for i, part in enumerate(parts):
-      if i % 2:  # Of a script without spaces.
-        yield from part
-        yield from (part[at : at + 2] for at in range(len(part) - 1))
+    segments = [word] if word.isascii() else _UNSPACED.split(word)
+    for i, segment in enumerate(segments):
+      if i % 2:  # The separator that `split` matched: a script without spaces.
+        yield from segment
+        yield from map("".join, itertools.pairwise(segment))
         continue
-      if self.language == "english" and part.endswith("'s"):
-        part = part[:-2]
-      if part and part not in self._stops and (stem := self._stem(part)):
+      if self.language == "english" and segment.endswith("'s"):
+        segment = segment[:-2]
+      if (
+        segment
+        and segment not in self._stop_words
+        and (stem := self._stem(segment))
+      ):
         yield stem
 
 
 @functools.cache
-def shared(language: str) -> Analyzer:
-  """Returns the process's analyzer of a language; see `Analyzer`."""
+def get_analyzer(language: str) -> Analyzer:
+  """Returns the analyzer of a language that this process shares."""
   return Analyzer(language)

@@ -11,7 +11,7 @@ from anysearch_jax.retrieval import passages
 
 Filters = Mapping[str, Sequence[str]]
 
-# Characters that no database stores: zeros and lone surrogates.
+# Characters that no database stores: NUL and lone surrogates.
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -32,9 +32,12 @@ def parse(text: str) -> dict[str, tuple[str, ...]]:
   except (ValueError, RecursionError):
     values = None
   if isinstance(values, dict) and values:
-    lists = {k: v if isinstance(v, list) else [v] for k, v in values.items()}
-    if all(v and None not in map(value, v) for v in lists.values()):
-      return {k: tuple(str(value(x)) for x in v) for k, v in lists.items()}
+    allowed = {}
+    for name, value in values.items():
+      items = value if isinstance(value, list) else [value]
+      allowed[name] = [field_text(item) for item in items]
+    if all(texts and None not in texts for texts in allowed.values()):
+      return {name: tuple(map(str, texts)) for name, texts in allowed.items()}
   raise ValueError(
     f"retrieval.filter: found {text!r:.100}, expected JSON with a text, a "
     'number or a list of these for each field, such as {"source": ["wiki", '
@@ -42,24 +45,25 @@ def parse(text: str) -> dict[str, tuple[str, ...]]:
   )
 
 
-def value(found: Any) -> str | None:
-  """Returns a field's value as it is stored and compared; None if it is none.
+def field_text(value: Any) -> str | None:
+  """Returns a field's value as the text that is stored and compared.
 
-  Numbers are compared by their text, so 2018 and 2018.0 are "2018". U+FFFD
-  replaces what no database stores.
+  Returns None if the value is neither a text nor a number. Numbers are compared
+  by their text, so 2018 and 2018.0 are "2018". U+FFFD replaces characters that
+  no database stores.
   """
-  if isinstance(found, bool) or not isinstance(found, str | int | float):
+  if isinstance(value, bool) or not isinstance(value, str | int | float):
     return None
-  if isinstance(found, float) and found.is_integer():
-    found = int(found)
-  return _UNSTORABLE.sub("\ufffd", str(found))
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  return _UNSTORABLE.sub("\ufffd", str(value))
 
 
 def check_fields(corpus: passages.Corpus, names: Sequence[str]) -> None:
-  """Refuses fields that a build cannot keep; reads rows until each is found.
+  """Checks that the corpus has the fields; reads rows until it has seen all.
 
   Raises:
-    ValueError: a name is empty or there twice, or no row has the field.
+    ValueError: a name is empty or repeated, or no row has the field.
   """
   if "" in names or len(set(names)) < len(names):
     raise ValueError(
@@ -69,8 +73,8 @@ def check_fields(corpus: passages.Corpus, names: Sequence[str]) -> None:
   for row in range(len(corpus)):
     if not missing:
       return
-    found = corpus.fields(row, sorted(missing))
-    missing -= {name for name, each in found.items() if each is not None}
+    fields = corpus.fields(row, sorted(missing))
+    missing -= {name for name, value in fields.items() if value is not None}
   if missing:
     raise ValueError(
       f"fields: found no passage with the field {min(missing)!r}, expected a "
@@ -78,23 +82,28 @@ def check_fields(corpus: passages.Corpus, names: Sequence[str]) -> None:
     )
 
 
-def of_row(
+def row_fields(
   corpus: passages.Corpus, row: int, names: Sequence[str]
 ) -> dict[str, str]:
-  """Returns the values of a row's fields, as texts; missing ones are left out.
+  """Returns fields of a row as texts; missing and null ones are left out.
+
+  Args:
+    corpus: the corpus.
+    row: a row of it, from 0.
+    names: names of the fields.
 
   Raises:
     ValueError: a value is neither a text nor a number.
   """
-  out = {}
-  for name, found in corpus.fields(row, names).items():
-    if found is None:
+  texts = {}
+  for name, value in corpus.fields(row, names).items():
+    if value is None:
       continue
-    text = value(found)
+    text = field_text(value)
     if text is None:
       raise ValueError(
-        f"Passage {corpus[row].id!r}: found {found!r:.60} in field {name!r}, "
+        f"Passage {corpus[row].id!r}: found {value!r:.60} in field {name!r}, "
         "expected a text or a number."
       )
-    out[name] = text
-  return out
+    texts[name] = text
+  return texts

@@ -28,9 +28,9 @@ Answer = tuple[types.Passage, ...]
 _BATCH = 256
 # Statuses that concern the caller or the address, not a query.
 _ABOUT_CALLERS = (401, 402, 403, 404, 405, 407, 410, 415, 426)
-# After this many failed calls of a batch, without any answer, stop bisecting:
+# After this many failed calls of a batch, without any answer, bisecting stops:
 # the server is at fault, not a query.
-_FAILED = 16
+_MOST_FAILED_CALLS = 16
 
 
 def _encodable(text: str) -> str:
@@ -106,7 +106,7 @@ class HttpRetriever(requests_lib.OneByBatch):
     a single query may have caused, the batch is bisected, so that only this
     query fails.
     """
-    return await requests_lib.by_k(requests, self._ask, most=self._batch)
+    return await requests_lib.ask_by_k(requests, self._ask, batch=self._batch)
 
   def identity(self) -> Any:
     """Returns the `identity` that `GET /health` reports, or the address.
@@ -134,40 +134,43 @@ class HttpRetriever(requests_lib.OneByBatch):
     self.counters["queries"] += len(queries)
     limit = self._caller.limit()
     answers: list[Answer | Exception] = []
-    # (queries, whether this is the second try of a single query).
-    parts, failed, is_well = [(queries, False)], 0, False
-    while parts:
-      part, again = parts.pop()
-      asked = {"queries": part, "topk": k, "return_scores": True}
+    # Batches to send, each with whether it is the second try of a single query.
+    pending = [(queries, False)]
+    failed = 0
+    is_well = False  # Whether the server has answered a part.
+    while pending:
+      batch, is_second_try = pending.pop()
+      body = {"queries": batch, "topk": k, "return_scores": True}
       try:
         answers += await self._caller.ask(
           "POST",
           self._route,
-          content=http_calls.body(asked),
-          read=functools.partial(self._answers, count=len(part), k=k),
+          content=http_calls.body(body),
+          read=functools.partial(self._answers, count=len(batch), k=k),
           limit=limit,
           counted=False,
         )
         is_well = True
         continue
-      except types.RetrievalError as met:
-        error = met
+      except types.RetrievalError as raised:
+        error = raised
       is_answer = isinstance(error, http_calls.AnswerError)
       if is_answer and getattr(error, "status", 0) not in _ABOUT_CALLERS:
         failed += 1  # A query may cause it, and not the caller or the server.
-        if not is_well and failed > _FAILED:
-          part, parts = queries[len(answers) :], []
-        elif len(part) > 1:
+        if not is_well and failed > _MOST_FAILED_CALLS:
+          batch = queries[len(answers) :]
+          pending = []
+        elif len(batch) > 1:
           self.counters["splits"] += 1
-          half = len(part) // 2
-          parts += [(part[half:], False), (part[:half], False)]
+          half = len(batch) // 2
+          pending += [(batch[half:], False), (batch[:half], False)]
           continue
-        elif not again and isinstance(error, http_calls.FailedError):
-          parts.append((part, True))
+        elif not is_second_try and isinstance(error, http_calls.FailedError):
+          pending.append((batch, True))
           continue
       # The caller leaves it to us to count these.
       self.counters["failures"] += is_answer
-      answers += [error] * len(part)
+      answers += [error] * len(batch)
     return answers
 
   def _answers(
@@ -178,9 +181,9 @@ class HttpRetriever(requests_lib.OneByBatch):
     Raises AnswerError if the reply is malformed, or the hits of all queries.
     """
 
-    def unexpected(found: Any, expected: str) -> http_calls.AnswerError:
+    def unexpected(value: Any, expected: str) -> http_calls.AnswerError:
       expected += " (is it a server of Search-R1's protocol?)"
-      return self._caller.unexpected(self._route, found, expected)
+      return self._caller.unexpected(self._route, value, expected)
 
     result = value.get("result") if isinstance(value, dict) else None
     if not isinstance(result, list):
@@ -188,22 +191,22 @@ class HttpRetriever(requests_lib.OneByBatch):
     if len(result) != count:
       raise unexpected(f"{len(result)} answers", f"{count}, one a query")
 
-    def answer(hits: Any) -> Answer | Exception:
+    def read_hits(hits: Any) -> Answer | Exception:
       if isinstance(hits, list) and len(hits) > k:
         return unexpected(f"{len(hits)} hits", f"at most {k}")
       try:
         return tuple(map(_passage, _HITS.validate_python(hits)))
       except pydantic.ValidationError as error:
-        met = error.errors(include_url=False)[0]
-        where = "/".join(map(str, met["loc"]))
+        reason = error.errors(include_url=False)[0]
+        where = "/".join(map(str, reason["loc"]))
         return unexpected(
-          met["input"],
+          reason["input"],
           'a hit such as {"document": {"contents": "..."}, "score": 1.0}; '
-          f"at {where}: {met['msg']}",
+          f"at {where}: {reason['msg']}",
         )
 
-    answers = [answer(hits) for hits in result]
-    refused = [each for each in answers if isinstance(each, Exception)]
+    answers = [read_hits(hits) for hits in result]
+    refused = [answer for answer in answers if isinstance(answer, Exception)]
     if refused and len(refused) == len(answers):
       raise refused[0]
     self.counters["failures"] += len(refused)
@@ -211,9 +214,10 @@ class HttpRetriever(requests_lib.OneByBatch):
 
 
 def _passage(hit: _Hit) -> types.Passage:
-  contents, name = hit.document.contents, hit.document.id
+  contents = hit.document.contents
+  name = hit.document.id
   if name is None:
     name = hashlib.sha256(contents.encode()).hexdigest()[:16]
   title, _, text = contents.partition("\n")
-  source = passages.source(hit.document.model_extra or {})
+  source = passages.document_source(hit.document.model_extra or {})
   return types.Passage(str(name), title, text, hit.score, source)

@@ -24,10 +24,13 @@ from anysearch_jax.retrieval import requests as requests_lib
 logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 
-# Saturation and length normalisation of BM25, and how often a word of the title
-# counts, so that a passage about a thing ranks above those that mention it.
-_PARAMETERS, _TITLE_WEIGHT = {"k1": 1.5, "b": 0.75}, 3
-_ANSWERS = 65536  # That are cached; the least recently used is evicted.
+# Saturation and length normalisation of BM25.
+_PARAMETERS = {"k1": 1.5, "b": 0.75}
+# A word of the title counts this often, so that a passage about a thing ranks
+# above passages that mention it.
+_TITLE_WEIGHT = 3
+# Number of cached answers; the least recently used one is evicted.
+_CACHED_ANSWERS = 65536
 
 
 class LexicalRetriever(requests_lib.OneByBatch):
@@ -38,7 +41,8 @@ class LexicalRetriever(requests_lib.OneByBatch):
   Args:
     corpora: maps the name of a corpus to its passages, or is a function of the
       name.
-    reads: what a search reads of a query, such as `World.searched`.
+    reads: returns the part of a query that is searched, such as
+      `World.searched`.
   """
 
   def __init__(
@@ -48,9 +52,10 @@ class LexicalRetriever(requests_lib.OneByBatch):
     *,
     reads: Callable[[str], str] = str,
   ):
-    self._corpora, self._reads = corpora, reads
+    self._corpora = corpora
+    self._reads = reads
     self._index = functools.cache(self._build_index)
-    self._cached = functools.lru_cache(_ANSWERS)(self._rank)
+    self._cached = functools.lru_cache(_CACHED_ANSWERS)(self._rank)
     self._pages = functools.cache(self._build_pages)
 
   async def search_many(
@@ -90,17 +95,24 @@ class LexicalRetriever(requests_lib.OneByBatch):
 
     `sha256` is the hash of the passages' titles and texts in order.
     """
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     for corpus in corpora:
       passages = self._passages(corpus)
       count += len(passages)
-      for text in (t for p in passages for t in (p.title, p.text)):
-        data = text.encode()
-        # The length prefix distinguishes "ab" + "c" from "a" + "bc".
-        digest.update(len(data).to_bytes(8, "little") + data)
-    said: dict[str, Any] = {"kind": "bm25", **_PARAMETERS}
-    said |= {"title_weight": _TITLE_WEIGHT, "corpora": len(corpora)}
-    return said | {"passages": count, "sha256": digest.hexdigest()}
+      for passage in passages:
+        for text in (passage.title, passage.text):
+          data = text.encode()
+          # The length prefix distinguishes "ab" + "c" from "a" + "bc".
+          digest.update(len(data).to_bytes(8, "little") + data)
+    return {
+      "kind": "bm25",
+      **_PARAMETERS,
+      "title_weight": _TITLE_WEIGHT,
+      "corpora": len(corpora),
+      "passages": count,
+      "sha256": digest.hexdigest(),
+    }
 
   def _rank(self, query: str, k: int, corpus: str) -> tuple[types.Passage, ...]:
     if k < 1:
@@ -109,10 +121,10 @@ class LexicalRetriever(requests_lib.OneByBatch):
     if index is None:
       return ()
     words = analysis.words(self._reads(query))
-    known = [w for w in words if w in index.vocab_dict]
-    if not known:
+    indexed_words = [word for word in words if word in index.vocab_dict]
+    if not indexed_words:
       return ()
-    rows, scores = _best(index.get_scores(known), k)
+    rows, scores = _best(index.get_scores(indexed_words), k)
     return tuple(
       dataclasses.replace(passages[row], score=score)
       for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
@@ -156,9 +168,9 @@ def _best(scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
   Equal scores keep the order of rows, so that a run repeats to the byte.
   """
   if k < len(scores):
-    # Keep all ties at the k-th place, so that the sort below breaks them.
-    least = np.partition(scores, -k)[-k]
-    rows = np.flatnonzero(scores >= max(least, np.finfo(np.float32).tiny))
+    # Keep all rows with the k-th score, so that the sort below breaks ties.
+    kth_score = np.partition(scores, -k)[-k]
+    rows = np.flatnonzero(scores >= max(kth_score, np.finfo(np.float32).tiny))
   else:
     rows = np.flatnonzero(scores > 0)
   rows = rows[np.argsort(-scores[rows], kind="stable")[:k]]

@@ -26,31 +26,34 @@ from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, redaction, turns
 from anysearch_jax.retrieval import requests as requests_lib
 
-# What `retrieval.mcp.fields` can place: the list of results, and parts of one.
-_RESULTS, _PARTS = "results", ("id", "title", "text", "score")
+# `retrieval.mcp.fields` says where a reply has its list of results, and where a
+# result has these parts.
+_RESULTS = "results"
+_PARTS = ("id", "title", "text", "score")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-_OF_CALLS = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
+# Codes of errors that the arguments of a call cause.
+_CALL_ERRORS = (mcp_types.PARSE_ERROR, mcp_types.INVALID_PARAMS)
 _START_SECONDS = 60.0
 _LARGEST = 2_000_000  # Characters of a result.
-_PAUSE_SECONDS = 1.0  # Of a refusal for now that says no other.
+_PAUSE_SECONDS = 1.0  # After a 429 without Retry-After.
 
 
 class McpRetriever:
-  """Calls one tool, once a query; a blank query finds nothing.
+  """Calls one tool once for each query; a blank query finds nothing.
 
-  The connection is opened at once, and again when it has ended: a server that
-  died is started again, or connected to again. A call that an address refuses
-  for now (429) is sent again until its deadline.
+  The constructor opens the connection. If it ends, the next call opens another
+  one, and starts the server again if it is a program. A call that a server
+  refuses for now (429) is sent again until its deadline.
 
   Args:
-    url: address of the server; "": it is a program, `settings.command`.
+    url: address of the server; "" if it is the program `settings.command`.
     settings: a `config.McpConfig`.
     key_variable: environment variable with the bearer token of an address.
     price: cost of one call; `counters["cost"]` is the sum.
     patience: its `concurrency`, `rate` and `wait` are used.
 
   Raises:
-    ValueError: the tool is missing, or has other arguments; or a key is.
+    ValueError: the tool or a key is missing, or the tool has other arguments.
     RetrievalError: the server cannot be reached.
   """
 
@@ -66,29 +69,33 @@ class McpRetriever:
     token = key_variable and http_calls.secret_in(
       key_variable, "the token of the MCP server"
     )
-    # What a program gets besides the SDK's few.
+    # A program gets these variables besides the few that the SDK passes on.
     self._variables = {
       name: http_calls.secret_in(name, "a value for the MCP server")
       for name in settings.variables
     }
-    self._url, self._command, self._price = url, settings.command, price
+    self._url = url
+    self._command = settings.command
+    self._price = price
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     self._http = _Client(headers=headers, timeout=300.0)
-    self._tool, self._query, self._k = settings.tool, settings.query, settings.k
+    self._tool = settings.tool
+    self._query = settings.query
+    self._k = settings.k
     self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
     self._deadline = settings.deadline
-    self._places = _fields(settings.fields)
+    self._paths = _fields(settings.fields)
     self._redact = redaction.Redactor(token, *self._variables.values())
     self._connection: _Connection | None = None
     self._is_closed = False
-    self._said: Any = tempfile.TemporaryFile("w+", errors="replace")
+    self._stderr: Any = tempfile.TemporaryFile("w+", errors="replace")
     self.counters: Counter[str] = Counter()
     self._wait = patience.wait
     self._gate = turns.Gate(
-      *(patience.concurrency, patience.rate, patience.wait, self.counters)
+      patience.concurrency, patience.rate, patience.wait, self.counters
     )
     try:
-      loop.run(self._choose())
+      loop.run(self._choose_tool())
     except BaseException:
       self.close()
       raise
@@ -97,7 +104,7 @@ class McpRetriever:
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Returns the passages of a request. Raises RetrievalError without."""
+    """Returns the passages of a request; raises RetrievalError if it fails."""
     requests_lib.check([request])
     self.counters["queries"] += 1
     limit = turns.Limit(self._deadline, self._wait)
@@ -110,34 +117,39 @@ class McpRetriever:
     except TimeoutError as error:
       self.counters["failures"] += 1
       if limit.is_late:
-        raise self._failed(error) from None
+        raise self._failure(error) from None
       waited = self._gate.waited(limit)
       raise turns.BusyError(f"MCP tool {self._tool}: {waited}") from None
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
-    named = {"kind": "mcp", "server": self._name, "tool": self._tool}
-    named |= {"query": self._query, "k": self._k}
-    if self._places:
-      named["fields"] = self._places
-    return {**named, "arguments": self._fixed}
+    fields = {"fields": self._paths} if self._paths else {}
+    return {
+      "kind": "mcp",
+      "server": self._name,
+      "tool": self._tool,
+      "query": self._query,
+      "k": self._k,
+      **fields,
+      "arguments": self._fixed,
+    }
 
   def close(self) -> None:
     """Ends the connection, and the server if it is a program."""
     self._is_closed = True
-    loop.run(self._drop(self._connection))
+    loop.run(self._close_connection(self._connection))
     loop.run(self._http.aclose())
 
-  async def _choose(self) -> None:
+  async def _choose_tool(self) -> None:
     """Chooses the tool, and checks the names of its arguments."""
     try:
-      client = await asyncio.shield(self._connected().client)
+      client = await asyncio.shield(self._open_connection().client)
       async with asyncio.timeout(self._deadline):
         tools = (await client.list_tools()).tools
     except Exception as error:
-      raise self._failed(error) from None
+      raise self._failure(error) from None
     self._name = client.server_info.name if client.server_info else ""
-    schemas = {self._quoted(each.name): each.input_schema for each in tools}
+    schemas = {self._quote(tool.name): tool.input_schema for tool in tools}
     if not self._tool:
       self._tool = "search" if len(tools) > 1 else [*schemas, ""][0]
     if self._tool not in schemas:
@@ -146,19 +158,18 @@ class McpRetriever:
         f"are: {', '.join(sorted(schemas)[:20]) or 'none'}."
       )
     schema = schemas[self._tool]
-    names = [*map(self._quoted, schema.get("properties") or ())]
-    required = [*map(self._quoted, schema.get("required") or ())]
-    given = [self._query, *([self._k] if self._k else []), *self._fixed]
-    if sorted({*given}) != sorted(given) or not {*required} <= {*given} <= {
-      *names
-    }:
+    names = [*map(self._quote, schema.get("properties") or ())]
+    required = [*map(self._quote, schema.get("required") or ())]
+    arguments = [self._query, *([self._k] if self._k else []), *self._fixed]
+    is_unique = len(set(arguments)) == len(arguments)
+    if not is_unique or not {*required} <= {*arguments} <= {*names}:
       raise ValueError(
-        f"retrieval.mcp: found the arguments {given}; expected those of the "
-        f"tool, each once: {', '.join(names) or 'none'} (required: "
+        f"retrieval.mcp: found the arguments {arguments}; expected those of "
+        f"the tool, each once: {', '.join(names) or 'none'} (required: "
         f"{', '.join(required) or 'none'})."
       )
 
-  def _quoted(self, text: object) -> str:
+  def _quote(self, text: object) -> str:
     return self._redact.quote(text, 200)
 
   async def _call(
@@ -174,7 +185,7 @@ class McpRetriever:
     is_last = False
     while True:
       await self._gate.turn(limit)
-      connection = self._connected()
+      connection = self._open_connection()
       try:
         client = await asyncio.shield(connection.client)
         result = await client.call_tool(self._tool, arguments)
@@ -182,22 +193,22 @@ class McpRetriever:
       except asyncio.CancelledError:
         # Without an answer in time, a new connection may help the next call.
         if limit.is_late and connection.client.done():
-          await self._drop(connection)
+          await self._close_connection(connection)
         raise
       except Exception as error:  # Whatever a transport and its scopes raise.
-        failure = self._failed(error)
-        is_of_call = getattr(_first(error), "code", None) in _OF_CALLS
+        failure = self._failure(error)
+        is_of_call = getattr(_first_error(error), "code", None) in _CALL_ERRORS
         if is_of_call or isinstance(error, pydantic.ValidationError):
           raise failure from None
         if connection.client.done():  # Otherwise it starts slowly.
-          await self._drop(connection)
+          await self._close_connection(connection)
         if is_last:
           raise failure from None
         is_last = True
     self.counters["cost"] += self._price  # type: ignore[assignment]
     return self._answer(result)[: request.k]
 
-  def _connected(self) -> _Connection:
+  def _open_connection(self) -> _Connection:
     """Returns the connection, or a new one."""
     if self._is_closed:
       raise types.RetrievalError(f"MCP tool {self._tool}: it was closed.")
@@ -208,15 +219,15 @@ class McpRetriever:
           self._url, http_client=self._http
         )
       else:
-        program, *rest = self._command
+        program, *arguments = self._command
         parameters = stdio.StdioServerParameters(
-          command=program, args=rest, env=self._variables
+          command=program, args=arguments, env=self._variables
         )
-        transport = stdio.stdio_client(parameters, errlog=self._said)
+        transport = stdio.stdio_client(parameters, errlog=self._stderr)
       self._connection = _Connection(transport)
     return self._connection
 
-  async def _drop(self, connection: _Connection | None) -> None:
+  async def _close_connection(self, connection: _Connection | None) -> None:
     if connection is self._connection:
       self._connection = None
     if connection is not None:
@@ -239,59 +250,62 @@ class McpRetriever:
         f"MCP tool {self._tool}: found {message or f'no text ({kinds}).'}"
       )
     value = result.structured_content
-    if value is None and self._places:
+    if value is None and self._paths:
       try:
         value = json.loads("\n".join(texts))
       except (ValueError, RecursionError) as error:
         raise self._unexpected("\n".join(texts), f"JSON ({error})") from None
-    place = self._places.get(_RESULTS, "")
-    results = _value_at(value, place) if place else _only_list(value)
-    if results is None and not self._places:
+    path = self._paths.get(_RESULTS, "")
+    results = _value_at_path(value, path) if path else _only_list(value)
+    if results is None and not self._paths:
       return tuple(map(_passage, filter(str.strip, texts)))
     if not isinstance(results, list):
-      where = place or "the whole"
-      raise self._unexpected(value, f"a list at {where} (retrieval.mcp.fields)")
-    return tuple(map(self._placed, results))
+      raise self._unexpected(
+        value, f"a list at {path or 'the whole'} (retrieval.mcp.fields)"
+      )
+    return tuple(map(self._read_result, results))
 
-  def _placed(self, item: Any) -> types.Passage:
+  def _read_result(self, item: Any) -> types.Passage:
     """Returns one result as a passage, by the places of its parts."""
     if isinstance(item, str):
       return _passage(item)
-    places = {part: self._places.get(part, part) for part in _PARTS}
-    parts = {part: _value_at(item, place) for part, place in places.items()}
+    paths = {part: self._paths.get(part, part) for part in _PARTS}
+    parts = {part: _value_at_path(item, path) for part, path in paths.items()}
     if not isinstance(parts["text"], str) or not parts["text"].strip():
       raise self._unexpected(
-        item, f"a text at {places['text']} (retrieval.mcp.fields)"
+        item, f"a text at {paths['text']} (retrieval.mcp.fields)"
       )
     return _passage(**parts)
 
-  def _unexpected(self, found: object, expected: str) -> http_calls.AnswerError:
-    quoted = self._redact.quote(repr(found), 80)
+  def _unexpected(self, value: object, expected: str) -> http_calls.AnswerError:
+    quoted = self._redact.quote(repr(value), 80)
     return http_calls.AnswerError(
       f"MCP tool {self._tool}: found {quoted}, expected {expected}."
     )
 
-  def _failed(self, error: BaseException) -> types.RetrievalError:
-    """Returns what went wrong, with the last that a program wrote."""
-    error = _first(error)
-    met = f"{type(error).__name__}: {error}".rstrip(": ")
+  def _failure(self, error: BaseException) -> types.RetrievalError:
+    """Returns the error to raise, with the last lines that a program wrote."""
+    error = _first_error(error)
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, TimeoutError):
-      met = f"no answer within {self._deadline:g} seconds."
-    self._said.seek(max(0, self._said.seek(0, 2) - 300))
-    if said := " ".join(self._said.read().split()):
-      met = f"{met} The server said: {said}"
-    met = f"MCP tool {self._tool}: {self._redact.quote(met, 600)}"
+      message = f"no answer within {self._deadline:g} seconds."
+    self._stderr.seek(max(0, self._stderr.seek(0, 2) - 300))
+    if stderr := " ".join(self._stderr.read().split()):
+      message = f"{message} The server said: {stderr}"
+    message = f"MCP tool {self._tool}: {self._redact.quote(message, 600)}"
     if isinstance(error, TimeoutError):
-      return http_calls.LateError(met)
-    return types.RetrievalError(met)
+      return http_calls.LateError(message)
+    return types.RetrievalError(message)
 
 
 class _Client(httpx2.AsyncClient):
   """Sends a request again that the address refuses for now (429, or 503)."""
 
-  async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+  async def send(
+    self, request: httpx2.Request, **options: Any
+  ) -> httpx2.Response:
     while True:
-      response = await super().send(request, **how)
+      response = await super().send(request, **options)
       seconds = http_calls.retry_after(response.headers)
       is_busy = response.status_code == 503 and seconds
       if response.status_code != 429 and not is_busy:
@@ -300,7 +314,7 @@ class _Client(httpx2.AsyncClient):
       await asyncio.sleep(seconds or _PAUSE_SECONDS)
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
   """Returns the first error of a group, or the error itself."""
   while isinstance(error, BaseExceptionGroup):
     error = error.exceptions[0]
@@ -321,7 +335,7 @@ class _Connection:
     self.task = asyncio.create_task(self._run(transport))
 
   async def _run(self, transport: Any) -> None:
-    met: Exception = ConnectionError("it was not ready in time.")
+    failure: Exception = ConnectionError("it was not ready in time.")
     try:
       with self.scope:
         async with mcp.Client(transport) as client:
@@ -329,9 +343,9 @@ class _Connection:
           self.client.set_result(client)
           await anyio.sleep_forever()
     except Exception as error:
-      met = error
+      failure = error
     if not self.client.done():
-      self.client.set_exception(met)
+      self.client.set_exception(failure)
       self.client.exception()  # Nobody may wait for it any more.
 
 
@@ -343,7 +357,7 @@ def _only_list(value: Any) -> list[Any] | None:
   return value if isinstance(value, list) else None
 
 
-def _value_at(value: Any, path: str) -> Any:
+def _value_at_path(value: Any, path: str) -> Any:
   """Returns what a JSON value has at names joined by dots, None if nothing."""
   for name in path.split(".") if path else ():
     value = value.get(name) if isinstance(value, Mapping) else None
@@ -356,14 +370,14 @@ def _fields(entries: Sequence[str]) -> dict[str, str]:
   Raises:
     ValueError: an entry is not PART=PLACE of a known part.
   """
-  places = dict(entry.partition("=")[::2] for entry in entries)
+  paths = dict(entry.partition("=")[::2] for entry in entries)
   parts = (_RESULTS, *_PARTS)
-  if not all(places.values()) or not places.keys() <= set(parts):
+  if not all(paths.values()) or not paths.keys() <= set(parts):
     raise ValueError(
       f"retrieval.mcp.fields: found {', '.join(entries)}; expected entries "
       f"such as text=snippet or results=data.hits, of {', '.join(parts)}."
     )
-  return places
+  return paths
 
 
 def _passage(

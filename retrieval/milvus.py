@@ -4,8 +4,8 @@ The address of a file (`passages.db`) opens Milvus Lite in this process, the
 address of a server (`http://host:19530`) a server or cluster of any size. A
 collection holds ids, titles and texts, a BM25 index of the contents' terms (as
 `analysis` makes them, so that a file and a server find the same), and, if an
-encoder made it, vectors. It notes its description: the JSON values from which
-it was built. A run checks what it needs of them.
+encoder made it, vectors. Its description has the JSON values from which it was
+built, and a run checks those that it needs.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ _PROPERTY = "anysearch.identity"
 _NAME = re.compile(r"[A-Za-z_]\w{0,254}", re.ASCII)
 # Saturation and length normalisation, those of the index of words.
 _BASIS = {"k1": 1.2, "b": 0.75}
-# The constant of reciprocal rank fusion, and how many rows are fused.
-_CONSTANT, _DEPTH = 60, 100
+# The constant of reciprocal rank fusion, and the rows beyond k of each ranking
+# that are fused.
+_FUSION_CONSTANT = 60
+_FUSION_DEPTH = 100
 _TIMEOUT = 30.0  # Seconds of a search.
 _LITE = logging.getLogger("milvus_lite.server_manager")
 
 
 class Collection:
-  """A collection, whether it is there or not.
+  """A collection of passages, which may not exist yet.
 
   Args:
-    address: of a server, or a file of Milvus Lite.
-    name: the collection's.
-    key: the server's token, which messages leave out.
+    address: address of a server, or a file of Milvus Lite (`NAME.db`).
+    name: name of the collection.
+    key: token of the server; messages never contain it.
 
   Raises:
     ValueError: the address or the name is invalid, or Milvus cannot be reached.
@@ -67,13 +69,14 @@ class Collection:
       raise ValueError(
         f"collection: found {name!r}, expected letters, digits and _."
       )
-    self.client = _opened(address, key)
-    self.name, self._key = name, key
+    self.client = _open_client(address, key)
+    self.name = name
+    self._key = key
 
   def __str__(self) -> str:
     return f"collection {self.name}"
 
-  def noted(self) -> dict[str, Any]:
+  def description(self) -> dict[str, Any]:
     """Returns the description; {} if the collection is missing.
 
     Raises:
@@ -81,9 +84,11 @@ class Collection:
     """
     if not self.client.has_collection(self.name):
       return {}
-    found = self.client.describe_collection(self.name)
+    collection = self.client.describe_collection(self.name)
     try:
-      return json.loads(found["description"] or found["properties"][_PROPERTY])
+      return json.loads(
+        collection["description"] or collection["properties"][_PROPERTY]
+      )
     except (KeyError, ValueError):
       raise ValueError(
         f"{self}: found one that launch.build_index did not make; name another "
@@ -91,8 +96,12 @@ class Collection:
       ) from None
 
   def described(self) -> dict[str, Any]:
-    """Returns the description of a finished collection, or ValueError."""
-    built = self.noted()
+    """Returns the description of a finished collection.
+
+    Raises:
+      ValueError: the collection is missing, unfinished, or another program's.
+    """
+    built = self.description()
     if not built or self.count() != built["corpus"]["passages"]:
       raise ValueError(
         f"{self}: found none that is finished; build it, or finish it, by "
@@ -103,26 +112,31 @@ class Collection:
   def count(self) -> int:
     """Returns the number of passages."""
     self.client.load_collection(self.name)
-    (found,) = self.client.query(
+    (counts,) = self.client.query(
       self.name, output_fields=["count(*)"], consistency_level="Strong"
     )
-    return found["count(*)"]
+    return counts["count(*)"]
 
   def failure(self, error: Exception) -> str:
     """Returns what the client raised, in one line and without the key."""
-    return f"milvus, {self}: {_said(error, self._key)}"
+    return f"milvus, {self}: {_error_text(error, self._key)}"
 
   def create(self, built: Mapping[str, Any]) -> None:
     """Creates the empty collection and notes its description."""
-    client, kinds = self.client, pymilvus.DataType
+    client = self.client
+    kinds = pymilvus.DataType
     text = json.dumps(built, sort_keys=True)
     schema = client.create_schema(auto_id=False, description=text)
     schema.add_field("row", kinds.INT64, is_primary=True)
     for name in _FIELDS:
       schema.add_field(name, kinds.VARCHAR, max_length=_LONGEST)
-    analyzed: dict[str, Any] = {"enable_analyzer": True, "max_length": _LONGEST}
-    analyzed |= {"analyzer_params": {"tokenizer": "standard"}}
-    schema.add_field("terms", kinds.VARCHAR, **analyzed)
+    schema.add_field(
+      "terms",
+      kinds.VARCHAR,
+      max_length=_LONGEST,
+      enable_analyzer=True,
+      analyzer_params={"tokenizer": "standard"},
+    )
     schema.add_field("words", kinds.SPARSE_FLOAT_VECTOR)
     schema.add_function(
       pymilvus.Function(
@@ -142,9 +156,10 @@ class Collection:
       params={"bm25_k1": built["k1"], "bm25_b": built["b"]},
     )
     if "encoder" in built:
-      dim, how = built["encoder"]["dim"], built["vectors"].upper()
+      dim = built["encoder"]["dim"]
       schema.add_field("dense", kinds.FLOAT_VECTOR, dim=dim)
-      indexes.add_index("dense", index_type=how, metric_type="IP")
+      index_type = built["vectors"].upper()
+      indexes.add_index("dense", index_type=index_type, metric_type="IP")
     client.create_collection(self.name, schema=schema, index_params=indexes)
     if not client.describe_collection(self.name)["description"]:
       client.alter_collection_properties(self.name, {_PROPERTY: text})
@@ -156,10 +171,21 @@ class Collection:
     rows: range,
     encoder: search_lib.Encoder | None,
   ) -> None:
-    """Inserts rows with what the description says that they have."""
-    analyze, data = analysis.shared(built["language"]), []
-    some = [corpus[row] for row in rows]
-    for row, passage in zip(rows, some, strict=True):
+    """Inserts rows with the fields that the description names.
+
+    Args:
+      built: the description of the collection.
+      corpus: the passages.
+      rows: the rows to insert.
+      encoder: makes the vectors; None for words only.
+
+    Raises:
+      ValueError: a text is too long, or a field has another kind of value.
+    """
+    analyze = analysis.get_analyzer(built["language"])
+    data = []
+    inserted = [corpus[row] for row in rows]
+    for row, passage in zip(rows, inserted, strict=True):
       values: dict[str, Any] = {n: getattr(passage, n) for n in _FIELDS}
       values["terms"] = " ".join(analyze(passage.contents))
       longest = max(len(value.encode()) for value in values.values())
@@ -169,13 +195,13 @@ class Collection:
           f"at most {_LONGEST}."
         )
       if "fields" in built:
-        values["fields"] = filters_lib.of_row(corpus, row, built["fields"])
+        values["fields"] = filters_lib.row_fields(corpus, row, built["fields"])
       data.append({"row": row} | values)
     if encoder is not None:
-      made = encoder.passages([passage.contents for passage in some])
-      for values, vector in zip(data, made.tolist(), strict=True):
+      encoded = encoder.passages([passage.contents for passage in inserted])
+      for values, vector in zip(data, encoded.tolist(), strict=True):
         values["dense"] = vector
-    # A part that a killed build left is written again.
+    # A killed build may have written some of these rows, so they are replaced.
     self.client.upsert(self.name, data)
 
 
@@ -187,7 +213,7 @@ def build(
   language: str = analysis.DEFAULT,
   vectors: str = "flat",
   fields: Sequence[str] = (),
-  on_rows: Callable[[int, int], None] = lambda done, of: None,
+  on_rows: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
   """Fills a collection, or resumes filling it.
 
@@ -206,23 +232,23 @@ def build(
       values, or Milvus cannot have it.
   """
   filters_lib.check_fields(corpus, fields)
-  analysis.shared(language)  # Refuses unknown ones.
+  analysis.get_analyzer(language)  # Refuses unknown ones.
   built: dict[str, Any] = {
     **_BASIS,
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
     "language": language,
   }
   if encoder is not None:
-    built |= {"encoder": _named(encoder), "vectors": vectors}
+    built |= {"encoder": _encoder_identity(encoder), "vectors": vectors}
   if fields:
     built |= {"fields": sorted(fields)}
   try:
-    there = collection.noted()
-    if not there:
+    existing = collection.description()
+    if not existing:
       collection.create(built)
-    elif there != built:
+    elif existing != built:
       raise ValueError(
-        f"{collection}: found one that was built from {there}, expected "
+        f"{collection}: found one that was built from {existing}, expected "
         f"{built}; name another one by --collection, or drop this one."
       )
     if (done := collection.count()) < len(corpus):
@@ -263,21 +289,24 @@ class MilvusRetriever(requests_lib.OneByBatch):
     encoder: search_lib.Encoder | None = None,
     filters: filters_lib.Filters | None = None,
   ):
-    self._ranking, self._filters = ranking or "bm25", filters or {}
+    self._ranking = ranking or "bm25"
+    self._filters = filters or {}
     settings.require("ranking", self._ranking, RANKINGS)
-    self._collection, self._built = collection, collection.described()
-    known = self._built.get("fields", ())
-    if unknown := sorted(self._filters.keys() - set(known)):
+    self._collection = collection
+    self._built = collection.described()
+    fields = self._built.get("fields", ())
+    if unknown := sorted(self._filters.keys() - set(fields)):
       raise ValueError(
         f"retrieval.filter: found the field {unknown[0]!r}, expected one of "
-        f"{collection} ({', '.join(known) or 'none'}); build it with --fields."
+        f"{collection} ({', '.join(fields) or 'none'}); build it with --fields."
       )
     self._encoder = None if self._ranking == "bm25" else encoder
     if self._ranking != "bm25":
-      expected, given = self._built.get("encoder"), encoder and _named(encoder)
-      if expected is None or given != expected:
+      expected = self._built.get("encoder")
+      actual = _encoder_identity(encoder) if encoder else None
+      if expected is None or actual != expected:
         raise ValueError(
-          f"ranking {ranking}: found the encoder {given}, expected the one of "
+          f"ranking {ranking}: found the encoder {actual}, expected the one of "
           f"{collection}, {expected}; name its folder in retrieval.encoder."
         )
     self.counters: Counter[str] = Counter()
@@ -286,21 +315,21 @@ class MilvusRetriever(requests_lib.OneByBatch):
     self, requests: Sequence[types.SearchRequest]
   ) -> list[search_lib.Answer | Exception]:
     """Returns passages, none for a blank query, or each `RetrievalError`."""
-    asked = [request for request in requests if request.query.strip()]
+    searches = [request for request in requests if request.query.strip()]
     answers = iter(
-      await requests_lib.by_k(
-        asked, lambda texts, k: asyncio.to_thread(self._answers, texts, k)
+      await requests_lib.ask_by_k(
+        searches, lambda texts, k: asyncio.to_thread(self._answers, texts, k)
       )
     )
-    found = [next(answers) if r.query.strip() else () for r in requests]
-    self.counters["queries"] += len(found)
-    self.counters["failures"] += sum(isinstance(x, Exception) for x in found)
-    return found
+    replies = [next(answers) if r.query.strip() else () for r in requests]
+    self.counters["queries"] += len(replies)
+    self.counters["failures"] += sum(isinstance(x, Exception) for x in replies)
+    return replies
 
   def _answers(
     self, texts: Sequence[str], k: int
   ) -> Sequence[search_lib.Answer | Exception]:
-    analyze = analysis.shared(self._built["language"])
+    analyze = analysis.get_analyzer(self._built["language"])
     # Lone surrogates cannot be sent.
     texts = [text.encode(errors="replace").decode() for text in texts]
     data: dict[str, list[Any]] = {
@@ -308,22 +337,27 @@ class MilvusRetriever(requests_lib.OneByBatch):
     }
     if self._encoder is not None:
       data["dense"] = self._encoder.queries(texts).tolist()
-    collection, condition = self._collection, _condition(self._filters)
-    client, name = collection.client, collection.name
+    collection = self._collection
+    condition = _condition(self._filters)
+    client = collection.client
+    name = collection.name
     options = {"output_fields": _FIELDS, "timeout": _TIMEOUT, "limit": k}
     try:
       if self._ranking == "hybrid":
-        more: dict[str, Any] = {"limit": k + _DEPTH, "expr": condition or None}
-        asked = [
-          pymilvus.AnnSearchRequest(some, field, {}, **more)
-          for field, some in data.items()
+        options_of_ranking: dict[str, Any] = {
+          "limit": k + _FUSION_DEPTH,
+          "expr": condition or None,
+        }
+        ann_requests = [
+          pymilvus.AnnSearchRequest(values, field, {}, **options_of_ranking)
+          for field, values in data.items()
         ]
-        ranker = pymilvus.RRFRanker(_CONSTANT)
-        found = client.hybrid_search(name, asked, ranker, **options)
+        ranker = pymilvus.RRFRanker(_FUSION_CONSTANT)
+        results = client.hybrid_search(name, ann_requests, ranker, **options)
       else:
-        field, some = data.popitem()
-        found = client.search(
-          name, data=some, anns_field=field, filter=condition, **options
+        field, values = data.popitem()
+        results = client.search(
+          name, data=values, anns_field=field, filter=condition, **options
         )
     except pymilvus.MilvusException as error:
       failure = collection.failure(error)
@@ -336,7 +370,7 @@ class MilvusRetriever(requests_lib.OneByBatch):
       fields = {name: hit["entity"][name] for name in _FIELDS}
       return types.Passage(**fields, score=score)
 
-    return [tuple(map(passage, hits)) for hits in found]
+    return [tuple(map(passage, hits)) for hits in results]
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers, with their hash."""
@@ -357,31 +391,31 @@ class _Reason(logging.Filter):
     return record.exc_info is None
 
 
-def _opened(address: str, key: str) -> pymilvus.MilvusClient:
+def _open_client(address: str, key: str) -> pymilvus.MilvusClient:
   """Returns a client of a server, or of a file of Milvus Lite."""
   reason = _Reason()
   _LITE.addFilter(reason)
   try:
     return pymilvus.MilvusClient(address, token=key, timeout=_TIMEOUT)
   except Exception as error:
-    why = _said(reason.error or error, key)
+    message = _error_text(reason.error or error, key)
     if isinstance(getattr(reason.error, "__cause__", None), BlockingIOError):
-      why = (
+      message = (
         "another process has it open, and a file serves one at a time; end "
         "that process, or start a Milvus server for several."
       )
-    raise ValueError(f"milvus: cannot open {address}: {why}") from None
+    raise ValueError(f"milvus: cannot open {address}: {message}") from None
   finally:
     _LITE.removeFilter(reason)
 
 
-def _said(error: BaseException, key: str) -> str:
+def _error_text(error: BaseException, key: str) -> str:
   """Returns an error's words in one line, without the key."""
   text = getattr(error, "message", "") or str(error) or type(error).__name__
   return redaction.Redactor(key).quote(" ".join(str(text).split()), 300)
 
 
-def _named(encoder: search_lib.Encoder) -> dict[str, Any]:
+def _encoder_identity(encoder: search_lib.Encoder) -> dict[str, Any]:
   """Returns what identifies an encoder, wherever its folder is."""
   values = {k: v for k, v in encoder.identity().items() if k != "folder"}
   return {"dim": encoder.dim} | values
@@ -389,13 +423,13 @@ def _named(encoder: search_lib.Encoder) -> dict[str, Any]:
 
 def _condition(filters: filters_lib.Filters) -> str:
   """Returns filters in Milvus's language; Milvus Lite has no `in` for JSON."""
-  either = (
+  conditions = (
     " or ".join(
       f"fields[{_quoted(field)}] == {_quoted(value)}" for value in allowed
     )
     for field, allowed in filters.items()
   )
-  return " and ".join(f"({each})" for each in either)
+  return " and ".join(f"({condition})" for condition in conditions)
 
 
 def _quoted(text: str) -> str:

@@ -37,11 +37,13 @@ from anysearch_jax import types
 from anysearch_jax.data import formats
 from anysearch_jax.host import disk, json_files
 
-# Longer than any passage, so that a file without line ends is not read whole.
+# Bytes, more than any passage has: a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
-# LINES are in the folder if they are not those of the source.
-_INFO, _OFFSETS, LINES = "corpus.json", "offsets.npy", "passages.jsonl"
-_OTHERS = (
+_INFO = "corpus.json"
+_OFFSETS = "offsets.npy"
+# Present only if the rows are not the lines of the source itself.
+LINES = "passages.jsonl"
+_OTHER_FILES = (
   "A corpus is JSON lines; folders and files of other kinds are read by "
   "launch.build_index --documents=PATH."
 )
@@ -77,8 +79,10 @@ class Corpus:
         raise ValueError(f"lines at {lines!r}, expected {LINES!r} or a path")
       self.path = folder / lines
       size = self.path.stat().st_size
-      found = size, self._offsets.dtype, self._offsets.shape
-      expected = self.info["bytes"], np.int64, (self.info["passages"] + 1,)
+      dtype = self._offsets.dtype
+      shape = self._offsets.shape
+      expected_size = self.info["bytes"]
+      expected_shape = (self.info["passages"] + 1,)
       self.sha256: str = self.info["sha256"]
     # A damaged header can make NumPy raise almost any exception.
     except Exception as error:
@@ -86,12 +90,12 @@ class Corpus:
         f"{folder}: found no prepared corpus ({error}); build it with "
         "launch.build_index."
       ) from error
-    if found != expected:
+    is_same = size == expected_size and shape == expected_shape
+    if not is_same or dtype != np.int64:
       raise CorpusError(
-        f"{self.path}: found {size} bytes and offsets of {found[1]} "
-        f"{found[2]}, expected {expected[0]} and int64 {expected[2]}; the "
-        "corpus is not the one that was indexed. Restore it, or build the "
-        "index again."
+        f"{self.path}: found {size} bytes and offsets of {dtype} {shape}, "
+        f"expected {expected_size} and int64 {expected_shape}; the corpus "
+        "is not the one that was indexed. Restore it, or build the index again."
       )
     with self.path.open("rb") as file:
       self._map = (
@@ -113,23 +117,22 @@ class Corpus:
     return _parse(self._map[start:end], row)
 
   def fields(self, row: int, names: Sequence[str]) -> dict[str, Any]:
-    """Returns what a row in [0, len) has of the fields with these names."""
+    """Returns the fields that a row in [0, len) has, of these names."""
     start, end = self._offsets[row : row + 2].tolist()
     values = json.loads(self._map[start:end])
     return {name: values[name] for name in names if name in values}
 
   def contents(self, start: int, stop: int) -> Iterator[str]:
-    """Yields what is searched of rows `start` to `stop` (exclusive), in order.
+    """Yields the texts that are searched of rows `start` to `stop` (exclusive).
 
-    It is their contents, with the headings above them after the title, if
-    there is one.
+    A text has the lines of title, heading and passage, as far as there are any.
     """
     for row in range(start, stop):
       passage = self[row]
       title = passage.title if passage.title.strip('"') else ""
-      parts = title, passage.source.heading, passage.text
-      whole = "\n".join(filter(None, parts))
-      yield whole if title else whole.strip()
+      lines = (title, passage.source.heading, passage.text)
+      text = "\n".join(filter(None, lines))
+      yield text if title else text.strip()
 
   def verify(self) -> None:
     """Reads all lines and compares their hash.
@@ -152,27 +155,33 @@ def prepare(
   skip_malformed: bool = False,
   on_bytes: Callable[[int], None] = lambda done: None,
 ) -> Corpus:
-  """Finds the rows of a corpus, in 8 bytes of memory a passage.
+  """Finds the rows of a corpus, using 8 bytes of memory for each passage.
 
   Plain files stay where they are. A folder that was prepared from the same file
-  (by path, size and time) with the same flag is used again.
+  (the same path, size and time) with the same flag is used again.
 
   Args:
     source: JSON lines; gzip if the name ends in `.gz`; or a folder with Parquet
       files, which are read in the order of their names.
     folder: folder of the prepared corpus; created if missing.
     skip_malformed: whether to skip and count lines that are not a passage.
-    on_bytes: called with the bytes of `source` that were read so far.
+    on_bytes: called with the number of bytes of `source` read so far.
+
+  Returns:
+    The prepared corpus.
 
   Raises:
     CorpusError: a line is not a passage (the message has its number), or there
       is no passage.
   """
-  source, folder = pathlib.Path(source).absolute(), pathlib.Path(folder)
+  source = pathlib.Path(source).absolute()
+  folder = pathlib.Path(folder)
   tables = sorted(source.glob("*.parquet"))
   if not (source.is_file() or tables):
     kind = "a folder" if source.is_dir() else "no file"
-    raise CorpusError(f"{source}: found {kind}, expected a corpus. {_OTHERS}")
+    raise CorpusError(
+      f"{source}: found {kind}, expected a corpus. {_OTHER_FILES}"
+    )
   stats = [path.stat() for path in tables or [source]]
   made_of = {
     "source": str(source),
@@ -182,35 +191,38 @@ def prepare(
   }
   # A missing or damaged corpus is prepared again.
   with contextlib.suppress(CorpusError):
-    there = Corpus(folder)
-    if made_of.items() <= there.info.items():
-      return there
+    prepared = Corpus(folder)
+    if made_of.items() <= prepared.info.items():
+      return prepared
   folder.mkdir(parents=True, exist_ok=True)
   compressed = source.suffix.lower() == ".gz"
-  copy = compressed or skip_malformed or bool(tables)
-  is_there = source == folder.absolute() / LINES  # They move together.
-  beside = folder / f"{LINES}.tmp"
-  digest, offsets, skipped = hashlib.sha256(), array.array("q", [0]), 0
+  is_copied = compressed or skip_malformed or bool(tables)
+  # A source that is already in the folder moves with it.
+  is_in_folder = source == folder.absolute() / LINES
+  partial_copy = folder / f"{LINES}.tmp"
+  digest = hashlib.sha256()
+  offsets = array.array("q", [0])
+  skipped = 0
   with (
     (tables or [source])[0].open("rb") as raw,
     gzip.open(raw) if compressed else raw as lines,
-    beside.open("wb") if copy else open(os.devnull, "wb") as kept,
+    partial_copy.open("wb") if is_copied else open(os.devnull, "wb") as copy,
   ):
-    found = _rows(tables) if tables else _lines(lines, source)
-    for number, line in enumerate(found, start=1):
+    rows = _table_rows(tables) if tables else _lines(lines, source)
+    for number, line in enumerate(rows, start=1):
       try:
         _parse(line, len(offsets) - 1)
       except CorpusError as error:
         if not skip_malformed:
           raise CorpusError(
             f"{source}, line {number}: {error} Correct it, or skip malformed "
-            f"lines with --skip_malformed. {'' if number > 1 else _OTHERS}"
+            f"lines with --skip_malformed. {'' if number > 1 else _OTHER_FILES}"
           ) from None
         skipped += 1
         continue
-      if copy and not line.endswith(b"\n"):
+      if is_copied and not line.endswith(b"\n"):
         line += b"\n"
-      kept.write(line)
+      copy.write(line)
       digest.update(line)
       offsets.append(offsets[-1] + len(line))
       if number % 4096 == 0:
@@ -218,13 +230,13 @@ def prepare(
   on_bytes(sum(stat.st_size for stat in stats))
   if len(offsets) == 1:
     raise CorpusError(
-      f"{source}: found no passage, expected one a line. {_OTHERS}"
+      f"{source}: found no passage, expected one a line. {_OTHER_FILES}"
     )
-  if copy:
-    beside.replace(folder / LINES)
+  if is_copied:
+    partial_copy.replace(folder / LINES)
   np.save(folder / _OFFSETS, np.frombuffer(offsets, np.int64))
   info = made_of | {
-    "lines": LINES if copy or is_there else str(source),
+    "lines": LINES if is_copied or is_in_folder else str(source),
     "passages": len(offsets) - 1,
     "skipped": skipped,
     "bytes": offsets[-1],
@@ -234,7 +246,7 @@ def prepare(
   return Corpus(folder)
 
 
-def _rows(tables: Sequence[pathlib.Path]) -> Iterator[bytes]:
+def _table_rows(tables: Sequence[pathlib.Path]) -> Iterator[bytes]:
   """Yields the rows of Parquet files as JSON lines."""
   from anysearch_jax.data import files
 
@@ -243,7 +255,7 @@ def _rows(tables: Sequence[pathlib.Path]) -> Iterator[bytes]:
 
 
 def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
-  """Yields lines with their line ends, and blank lines, which are malformed."""
+  """Yields lines with their ends; blank ones too, which count as malformed."""
   number = 0
   try:
     while line := file.readline(_LONGEST_LINE):
@@ -277,7 +289,8 @@ def _parse(line: bytes, row: int) -> types.Passage:
     raise CorpusError(f"Found id {name!r:.60}, expected text or a number.")
   contents = values.get("contents")
   if contents is None and "text" in values:
-    title, text = values.get("title") or "", values["text"]
+    title = values.get("title") or ""
+    text = values["text"]
     if not isinstance(title, str) or not isinstance(text, str):
       raise CorpusError(
         f"Found title {title!r:.60} and text {text!r:.60}, expected texts."
@@ -302,12 +315,16 @@ def _parse(line: bytes, row: int) -> types.Passage:
       )
   title, _, text = formats.without_surrogates(contents).partition("\n")
   name = formats.without_surrogates(str(name))
-  return types.Passage(name, title, text, source=source(values))
+  source = document_source(values)
+  return types.Passage(name, title, text, source=source)
 
 
-def source(values: Mapping[str, Any]) -> types.Source:
-  """Returns the place that a row of a document has; other rows may lack it."""
-  found: tuple[Any, ...] = tuple(map(values.get, types.Source._fields))
-  if tuple(map(type, found)) != (str, int, str):
-    return types.Source()
-  return types.Source(formats.without_surrogates(found[0]), *found[1:])
+def document_source(values: Mapping[str, Any]) -> types.Source:
+  """Returns the place of a row in a document; an empty one for other rows."""
+  path = values.get("path")
+  page = values.get("page")
+  heading = values.get("heading")
+  # A boolean is no page.
+  if isinstance(path, str) and type(page) is int and isinstance(heading, str):
+    return types.Source(formats.without_surrogates(path), page, heading)
+  return types.Source()

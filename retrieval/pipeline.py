@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ Answer = Sequence[types.Passage] | Exception
 
 
 class _Stage(requests_lib.OneByBatch):
-  """A retriever over others; `counters` has theirs, after their numbers."""
+  """A retriever over others; their counters are under `0/`, `1/` and so on."""
 
   def __init__(
     self,
@@ -35,15 +36,16 @@ class _Stage(requests_lib.OneByBatch):
     **settings: Any,
   ):
     self._identity = {"kind": kind} | settings
-    self._parts, self._search = parts, search
-    self.own: Counter[str] = Counter()
+    self._parts = parts
+    self._search = search
+    self.own_counters: Counter[str] = Counter()
 
   async def search_many(self, requests: Requests) -> list[Answer]:
     return await self._search(requests)
 
   @property
   def counters(self) -> Counter[str]:
-    return self.own + counting.of_parts(dict(enumerate(self._parts)))
+    return self.own_counters + counting.of_parts(dict(enumerate(self._parts)))
 
   def identity(self) -> dict[str, Any]:
     """Returns JSON values that identify the answers."""
@@ -59,12 +61,18 @@ def fuse(*retrievers: Any, k: int = 100) -> types.BatchRetriever:
   one of the retrievers does.
 
   Args:
-    k: passages that each is asked for.
+    retrievers: retrievers of any kind.
+    k: the number of passages that each retriever is asked for.
   """
 
   async def search(requests: Requests) -> list[Answer]:
-    lists = await asyncio.gather(*(_more(r, requests, k) for r in retrievers))
-    return [_fused(some, r.k) for r, *some in zip(requests, *lists)]
+    answers = await asyncio.gather(
+      *(_ask_for(retriever, requests, k) for retriever in retrievers)
+    )
+    return [
+      _fused(answers_of_request, request.k)
+      for request, *answers_of_request in zip(requests, *answers)
+    ]
 
   return _Stage("fused", retrievers, search, k=k)
 
@@ -75,20 +83,25 @@ def rerank(
   """Returns a retriever that sorts another's passages by a reranker's scores.
 
   Args:
-    reranker: has the methods of `served_reranker.ServedReranker`.
+    retriever: finds the passages.
+    reranker: an object with the methods of `served_reranker.ServedReranker`.
     first: the most passages of a query that are scored.
   """
 
   async def search(requests: Requests) -> list[Answer]:
-    out = [*await _more(retriever, requests, first)]
-    kept = {i: x for i, x in enumerate(out) if not isinstance(x, Exception)}
-    scores = await reranker.scores(
-      [(requests[i].query, [p.contents for p in x]) for i, x in kept.items()]
+    answers = [*await _ask_for(retriever, requests, first)]
+    ranked = {
+      i: x for i, x in enumerate(answers) if not isinstance(x, Exception)
+    }
+    replies = await reranker.scores(
+      [(requests[i].query, [p.contents for p in x]) for i, x in ranked.items()]
     )
-    for (i, found), some in zip(kept.items(), scores, strict=True):
-      is_scored = not isinstance(some, Exception)
-      out[i] = _best(zip(found, some), requests[i].k) if is_scored else some
-    return out
+    for (i, passages), scores in zip(ranked.items(), replies, strict=True):
+      if isinstance(scores, Exception):
+        answers[i] = scores
+      else:
+        answers[i] = _best(zip(passages, scores), requests[i].k)
+    return answers
 
   return _Stage("reranked", (retriever, reranker), search, first=first)
 
@@ -96,44 +109,50 @@ def rerank(
 def optional(
   retriever: Any, *, deadline: float, instead: Any = None
 ) -> types.BatchRetriever:
-  """Returns a retriever that may fail or be late: then `instead` answers.
+  """Returns a retriever that uses `instead` if another one fails or is late.
 
   `counters["left_out"]` counts these searches; a run reports them.
 
   Args:
-    deadline: seconds of a search or, if it is asked in batches, of a batch;
-      waiting for a turn counts.
-    instead: another retriever; None: there are no passages.
+    retriever: the retriever that may fail.
+    deadline: seconds that a search may take or, for a retriever that takes
+      batches, a batch; waiting for a turn counts.
+    instead: the retriever that answers instead; None: no passages are found.
   """
 
-  async def timely(some: Requests) -> Sequence[Answer]:
+  async def answer_in_time(batch: Requests) -> Sequence[Answer]:
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout(deadline):
-        return await requests_lib.answers(retriever, some)
-    return [types.RetrievalError("It had no answer in time.")] * len(some)
+        return await requests_lib.answers(retriever, batch)
+    return [types.RetrievalError("It had no answer in time.")] * len(batch)
 
   async def search(requests: Requests) -> list[Answer]:
-    is_one = hasattr(retriever, "search_many")
-    parts = [requests] if is_one else [[each] for each in requests]
-    found = await asyncio.gather(*map(timely, parts))
-    out = [answer for some in found for answer in some]
-    left = [i for i, x in enumerate(out) if isinstance(x, types.RetrievalError)]
-    stage.own["left_out"] += len(left)
-    others: Sequence[Answer] = [()] * len(left)
-    if instead is not None and left:
-      others = await requests_lib.answers(instead, [requests[i] for i in left])
-    for i, answer in zip(left, others, strict=True):
-      out[i] = answer
-    return out
+    takes_batches = hasattr(retriever, "search_many")
+    batches = [requests] if takes_batches else [[x] for x in requests]
+    batch_answers = await asyncio.gather(*map(answer_in_time, batches))
+    answers = [*itertools.chain.from_iterable(batch_answers)]
+    failed = [
+      i for i, x in enumerate(answers) if isinstance(x, types.RetrievalError)
+    ]
+    stage.own_counters["left_out"] += len(failed)
+    replacements: Sequence[Answer] = [()] * len(failed)
+    if instead is not None and failed:
+      failed_requests = [requests[i] for i in failed]
+      replacements = await requests_lib.answers(instead, failed_requests)
+    for i, answer in zip(failed, replacements, strict=True):
+      answers[i] = answer
+    return answers
 
   stage = _Stage("optional", (retriever, instead), search, deadline=deadline)
   return stage
 
 
-async def _more(retriever: Any, requests: Requests, k: int) -> Sequence[Answer]:
-  """Asks for at least k passages."""
-  asked = [dataclasses.replace(r, k=max(k, r.k)) for r in requests]
-  return await requests_lib.answers(retriever, asked)
+async def _ask_for(
+  retriever: Any, requests: Requests, k: int
+) -> Sequence[Answer]:
+  """Asks for at least k passages of each request."""
+  larger = [dataclasses.replace(r, k=max(k, r.k)) for r in requests]
+  return await requests_lib.answers(retriever, larger)
 
 
 def _best(scored: Iterable[tuple[Any, float]], k: int) -> list[types.Passage]:

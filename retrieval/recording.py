@@ -38,7 +38,7 @@ def count(path: str | os.PathLike) -> int:
   Raises:
     RetrievalError: the file is missing or is not a log of answers.
   """
-  with _opened(pathlib.Path(path), is_new=False) as database:
+  with _open_log(pathlib.Path(path), is_new=False) as database:
     return database.execute(f"SELECT count(*) FROM {_TABLE}").fetchone()[0]
 
 
@@ -81,7 +81,7 @@ class Recorder:
     self._retriever = None if mode == "strict" else retriever
     self._mode = mode
     self._path = pathlib.Path(path).absolute()
-    with _opened(self._path, is_new=mode != "strict") as database:
+    with _open_log(self._path, is_new=mode != "strict") as database:
       recorded = database.execute(
         f"SELECT identity FROM {_TABLE} GROUP BY identity ORDER BY min(rowid)"
       ).fetchall()
@@ -113,10 +113,16 @@ class Recorder:
   async def _answers(
     self, requests: Sequence[types.SearchRequest]
   ) -> list[Answer | Exception]:
-    """Is `search_many` if the retriever has it, which gets all misses at once.
+    """Answers from the log, and asks the retriever for all misses at once.
 
-    A request has passages, the retriever's exception or, in mode strict, a
-    `MissError`. Raises RetrievalError if the log cannot be read or written.
+    It is the method `search_many` if the retriever has one.
+
+    Returns:
+      For each request its passages, the exception of the retriever or, in mode
+      strict, a `MissError`.
+
+    Raises:
+      RetrievalError: the log cannot be read or written.
     """
     answers: dict[str, Answer | Exception] = {}
     if self._mode != "record":
@@ -129,15 +135,15 @@ class Recorder:
       answers |= {_key(request): self._miss(request) for request in missing}
     elif missing:
       replies = await requests_lib.answers(self._retriever, missing)
-      new: dict[str, str] = {}
+      new_answers: dict[str, str] = {}
       for request, reply in zip(missing, replies, strict=True):
         if isinstance(reply, Exception):
           self.counters["failures"] += 1
           answers[_key(request)] = reply
         else:
           rows = [(p.id, p.title, p.text, float(p.score)) for p in reply]
-          new[_key(request)] = json.dumps(rows)
-      answers |= await asyncio.to_thread(self._write, new)
+          new_answers[_key(request)] = json.dumps(rows)
+      answers |= await asyncio.to_thread(self._write, new_answers)
     return [answers[_key(request)] for request in requests]
 
   def identity(self) -> Any:
@@ -146,18 +152,20 @@ class Recorder:
 
   def _read(self, keys: Sequence[str]) -> dict[str, Answer]:
     """Returns the answers that the log has."""
-    with _opened(self._path, is_new=False) as database:
+    with _open_log(self._path, is_new=False) as database:
       return self._select(database, keys)
 
-  def _write(self, new: Mapping[str, str]) -> dict[str, Answer]:
+  def _write(self, new_answers: Mapping[str, str]) -> dict[str, Answer]:
     """Adds answers, keeps existing ones, and returns those of the log."""
-    rows = [(self._identity, key, passages) for key, passages in new.items()]
-    with _opened(self._path, is_new=False) as database:
+    rows = [
+      (self._identity, key, passages) for key, passages in new_answers.items()
+    ]
+    with _open_log(self._path, is_new=False) as database:
       written = database.executemany(
         f"INSERT OR IGNORE INTO {_TABLE} VALUES (?, ?, ?)", rows
       )
       self.counters["recorded"] += max(written.rowcount, 0)
-      return self._select(database, list(new))
+      return self._select(database, list(new_answers))
 
   def _select(
     self, database: sqlite3.Connection, keys: Sequence[str]
@@ -187,7 +195,7 @@ def _key(request: types.SearchRequest) -> str:
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_log(
   path: pathlib.Path, *, is_new: bool
 ) -> Iterator[sqlite3.Connection]:
   """Opens a log for one transaction.

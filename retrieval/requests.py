@@ -1,4 +1,4 @@
-"""Requests: a batch of one, checks, and how to ask a retriever of any kind."""
+"""Checks requests, and asks retrievers of any kind for their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OneByBatch(abc.ABC):
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Returns the answer of `search_many`; raises it if it is an exception."""
+    """Returns the one answer of `search_many`, or raises it if it failed."""
     (answer,) = await self.search_many([request])
     if isinstance(answer, Exception):
       raise answer
@@ -52,35 +52,38 @@ def check(requests: Sequence[types.SearchRequest]) -> None:
       )
 
 
-async def by_k(
+async def ask_by_k(
   requests: Sequence[types.SearchRequest],
   ask: Callable[[list[str], int], Awaitable[Sequence[T]]],
   *,
-  most: int = sys.maxsize,
+  batch: int = sys.maxsize,
 ) -> list[T]:
-  """Returns answers in the order of requests; those with equal `k` ask at once.
+  """Answers requests in their order, those with equal `k` in common calls.
 
   Args:
-    requests: any, also none; see `check`.
-    ask: returns the answers to some queries with one `k`.
-    most: the most queries of a call.
+    requests: any number of requests, also none; see `check`.
+    ask: returns the answers to a list of queries with one `k`.
+    batch: the most queries of a call.
+
+  Raises:
+    ValueError: a request is invalid.
   """
   check(requests)
-  rows: dict[int, list[int]] = {}
+  rows_by_k: dict[int, list[int]] = {}
   for row, request in enumerate(requests):
-    rows.setdefault(request.k, []).append(row)
+    rows_by_k.setdefault(request.k, []).append(row)
   calls = [
-    (k, some[at : at + most])
-    for k, some in rows.items()
-    for at in range(0, len(some), most)
+    (k, rows[start : start + batch])
+    for k, rows in rows_by_k.items()
+    for start in range(0, len(rows), batch)
   ]
-  found = await asyncio.gather(
-    *(ask([requests[row].query for row in some], k) for k, some in calls)
+  answers_by_call = await asyncio.gather(
+    *(ask([requests[row].query for row in rows], k) for k, rows in calls)
   )
-  out: dict[int, T] = {}
-  for (_, some), each in zip(calls, found, strict=True):
-    out |= zip(some, each, strict=True)
-  return [out[row] for row in range(len(requests))]
+  answer_by_row: dict[int, T] = {}
+  for (_, rows), call_answers in zip(calls, answers_by_call, strict=True):
+    answer_by_row |= zip(rows, call_answers, strict=True)
+  return [answer_by_row[row] for row in range(len(requests))]
 
 
 async def answers(
@@ -89,26 +92,26 @@ async def answers(
   """Asks a retriever in one batch, or by concurrent calls.
 
   Returns:
-    For each request its passages, or what the retriever raised; a bug too, so
-    that it loses no other answer.
+    For each request its passages, or the exception that the retriever raised:
+    also one from a bug, so that the other answers are kept.
   """
   if not hasattr(retriever, "search_many"):
-    alone = map(retriever.search, requests)
-    found = await asyncio.gather(*alone, return_exceptions=True)
-    return cast("list[Sequence[types.Passage] | Exception]", found)
+    searches = map(retriever.search, requests)
+    replies = await asyncio.gather(*searches, return_exceptions=True)
+    return cast("list[Sequence[types.Passage] | Exception]", replies)
   try:
-    found = await retriever.search_many(requests)
-    if len(found) != len(requests):
+    replies = await retriever.search_many(requests)
+    if len(replies) != len(requests):
       raise types.RetrievalError(
-        f"Found {len(found)} answers to {len(requests)} queries, expected "
+        f"Found {len(replies)} answers to {len(requests)} queries, expected "
         "one for each."
       )
   except Exception as error:
     return [error] * len(requests)
-  return found
+  return replies
 
 
 def identity(part: Any) -> Any:
   """Returns the identity of a retriever; without one, the name of its class."""
-  said = getattr(part, "identity", None)
-  return said() if callable(said) else type(part).__name__
+  method = getattr(part, "identity", None)
+  return method() if callable(method) else type(part).__name__

@@ -13,6 +13,7 @@ They answer in one of two ways:
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -71,54 +72,54 @@ class ServedReranker:
       advice="Is a reranker running there?",
       **settings,
     )
-    self._model, self._batch = model, batch
+    self._model = model
+    self._batch = batch
     self.counters: Counter[str] = self._caller.counters
     self.close = self._caller.close
 
   def identity(self) -> dict[str, Any]:
-    """Returns the address and the model's name, all that is known of it."""
+    """Returns the address and the name of the model as JSON values."""
     return {"kind": "served", "url": self._url, "model": self._model}
 
   async def scores(
-    self, asked: Sequence[tuple[str, Sequence[str]]]
+    self, pairs: Sequence[tuple[str, Sequence[str]]]
   ) -> list[Sequence[float] | Exception]:
     """Returns a score for each text of each (query, texts).
 
     A query whose call fails has a `RetrievalError` instead.
     """
 
-    async def of_query(
+    async def score_texts(
       query: str, texts: Sequence[str]
     ) -> Sequence[float] | Exception:
       starts = range(0, len(texts), self._batch)
-      parts = [texts[start : start + self._batch] for start in starts]
-      calls = (self._ask(query, part) for part in parts)
+      batches = [texts[start : start + self._batch] for start in starts]
+      calls = (self._ask(query, batch) for batch in batches)
       try:
-        return [
-          score for some in await asyncio.gather(*calls) for score in some
-        ]
+        part_scores = await asyncio.gather(*calls)
+        return [*itertools.chain.from_iterable(part_scores)]
       except types.RetrievalError as error:
         return error
 
-    return await asyncio.gather(*(of_query(*each) for each in asked))
+    return await asyncio.gather(*(score_texts(*pair) for pair in pairs))
 
   async def _ask(self, query: str, texts: Sequence[str]) -> list[float]:
-    asked: dict[str, Any] = {"query": query}
+    body: dict[str, Any] = {"query": query}
     if self._model:
-      asked |= {"model": self._model, "documents": texts}
-      asked |= {"return_documents": False}
+      body |= {"model": self._model, "documents": texts}
+      body |= {"return_documents": False}
     else:
-      asked |= {"texts": texts, "raw_scores": True, "truncate": True}
+      body |= {"texts": texts, "raw_scores": True, "truncate": True}
 
     def read(value: Any) -> list[float]:
       """Returns the score of each text; raises AnswerError without them."""
       results = value.get("results") if isinstance(value, dict) else value
       try:
-        found = _SCORES.validate_python(results)
+        entries = _SCORES.validate_python(results)
       except pydantic.ValidationError:
-        found = []
-      scores = {each.index: each.score for each in found}
-      if sorted(each.index for each in found) != list(range(len(texts))):
+        entries = []
+      scores = {entry.index: entry.score for entry in entries}
+      if sorted(entry.index for entry in entries) != list(range(len(texts))):
         raise self._caller.unexpected(
           self._url,
           value,
@@ -128,5 +129,5 @@ class ServedReranker:
       return [scores[i] for i in range(len(texts))]
 
     return await self._caller.ask(
-      "POST", self._url, content=http_calls.body(asked), read=read
+      "POST", self._url, content=http_calls.body(body), read=read
     )

@@ -20,7 +20,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import http_calls, redaction
 from anysearch_jax.retrieval import requests as requests_lib
 
-# It logs urls, which have SerpAPI's key.
+# httpx2 logs addresses, and SerpAPI's have the key.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 Json = dict[str, Any]
@@ -34,33 +34,35 @@ class Service:
   Attributes:
     request: maps query and k to arguments of httpx2's `request`.
     results: keys to the list of results in a reply, separated by dots.
-    most: the most passages of one call.
+    most_passages: the most passages of one call.
     url: address of the API; "": the caller names it.
     method: HTTP method.
     variable: default environment variable of the key; "": there is no key.
     header: header that carries the key; a url would be logged.
-    before: what precedes the key in the header.
+    key_prefix: text before the key in the header.
     parameter: parameter of the url that carries the key, for a service that
       reads no header.
-    link, snippet: keys of a result.
-    nothing: returns why a reply without results is a failure; "": nothing was
-      found; None: that list is missing.
+    link: key of a result's address.
+    snippet: key of a result's text.
+    explain_empty: returns why a reply without results is a failure; "" if the
+      service found nothing, None if it sent no list of results.
     advice: what to check if the service refuses the account.
-    words, characters: the most words and characters of a query.
+    words: the most words of a query.
+    characters: the most characters of a query.
   """
 
   request: Callable[[str, int], Json]
   results: str
-  most: int
+  most_passages: int
   url: str = ""
   method: str = "GET"
   variable: str = ""
   header: str = ""
-  before: str = ""
+  key_prefix: str = ""
   parameter: str = ""
   link: str = "link"
   snippet: str = "snippet"
-  nothing: Callable[[Json], str | None] = lambda reply: None
+  explain_empty: Callable[[Json], str | None] = lambda reply: None
   advice: str = "Check the key in {variable}, its quota and its rate limit."
   words: int = 1024
   characters: int = 2048
@@ -97,24 +99,24 @@ SERVICES = {
     url="https://google.serper.dev/search",
     variable="SERPER_API_KEY",
     header="X-API-KEY",
-    most=10,  # More than 10 cost twice as much.
+    most_passages=10,  # More than 10 cost twice as much.
     method="POST",
     request=lambda query, k: _post(q=query, num=k),
     results="organic",
-    nothing=lambda reply: "" if "searchParameters" in reply else None,
+    explain_empty=lambda reply: "" if "searchParameters" in reply else None,
   ),
   "brave": Service(
     url="https://api.search.brave.com/res/v1/web/search",
     variable="BRAVE_API_KEY",
     header="X-Subscription-Token",
-    most=20,
+    most_passages=20,
     request=lambda query, k: _get(
       q=query, count=k, text_decorations="false", result_filter="web"
     ),
     results="web.results",
     link="url",
     snippet="description",
-    nothing=lambda reply: "" if reply.get("type") == "search" else None,
+    explain_empty=lambda reply: "" if reply.get("type") == "search" else None,
     words=50,
     characters=400,
   ),
@@ -122,8 +124,8 @@ SERVICES = {
     url="https://api.tavily.com/search",
     variable="TAVILY_API_KEY",
     header="Authorization",
-    before="Bearer ",
-    most=20,
+    key_prefix="Bearer ",
+    most_passages=20,
     method="POST",
     # An advanced search costs twice as much.
     request=lambda query, k: _post(
@@ -138,18 +140,18 @@ SERVICES = {
     url="https://serpapi.com/search.json",
     variable="SERPAPI_API_KEY",
     parameter="api_key",
-    most=10,  # Of a page of Google's results; `num` has no effect any more.
+    most_passages=10,  # A page of Google's results; `num` has no effect now.
     request=lambda query, k: _get(engine="google", q=query),
     results="organic_results",
-    nothing=_serpapi_nothing,
+    explain_empty=_serpapi_nothing,
   ),
   "searxng": Service(
-    most=20,  # Of a page of results.
+    most_passages=20,  # Of a page of results.
     request=lambda query, k: _get(q=query, format="json"),
     results="results",
     link="url",
     snippet="content",
-    nothing=_searxng_nothing,
+    explain_empty=_searxng_nothing,
     advice=(
       "Its settings.yml must list json under search.formats, and its limiter "
       "must admit this machine."
@@ -164,7 +166,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f]")
 _LINK = re.compile(r"https?://\S+")
 # Statuses about a key; 432 and 433 are Tavily's limits of a plan.
 _OF_ACCOUNT = (401, 402, 403, 429, 432, 433)
-# So Brave and Serper say it, with statuses 400 and 422.
+# Brave and Serper report bad keys in these words, with statuses 400 and 422.
 _ABOUT_KEYS = re.compile(r"\b(token|api key|credits?)\b", re.IGNORECASE)
 
 
@@ -206,17 +208,19 @@ class WebRetriever:
         f"address: found {redaction.shown(address)!r}; expected the address of "
         "a server for searxng and none for others."
       )
-    self._kind, self._service = kind, SERVICES[kind]
+    self._kind = kind
+    self._service = SERVICES[kind]
     self._url = self._service.url or f"{address.rstrip('/')}/search"
     self._variable = key_variable or self._service.variable
-    headers, key = {"Accept": "application/json"}, ""
+    headers = {"Accept": "application/json"}
+    key = ""
     self._parameters: dict[str, str] = {}
     if self._variable:
       key = http_calls.secret_in(self._variable, f"the key for {kind}")
       if self._service.parameter:
         self._parameters[self._service.parameter] = key
       else:
-        headers[self._service.header] = self._service.before + key
+        headers[self._service.header] = self._service.key_prefix + key
     self._caller = http_calls.Caller(
       secret=key,
       advice="Can this machine reach it?",
@@ -231,10 +235,10 @@ class WebRetriever:
 
   def identity(self) -> Json:
     """Returns JSON values that identify the answers."""
-    named = {"kind": "web", "service": self._kind}
+    values = {"kind": "web", "service": self._kind}
     if not self._service.url:
-      named["address"] = self._url
-    return named
+      values["address"] = self._url
+    return values
 
   async def search(self, request: types.SearchRequest) -> Answer:
     """Returns passages, best first, whose ids are URLs.
@@ -250,7 +254,7 @@ class WebRetriever:
     query = query[: service.characters]
     if not query:
       return ()
-    k = min(request.k, service.most)
+    k = min(request.k, service.most_passages)
     sent = service.request(query, k)
     if self._parameters:
       sent["params"] |= self._parameters
@@ -276,34 +280,35 @@ class WebRetriever:
     Raises AnswerError if the reply has another form, or none of its results has
     all three: as an empty answer it would hide that nothing is found any more.
     """
-    service, found = self._service, reply
+    service = self._service
+    results = reply
     for key in service.results.split("."):
-      found = found.get(key) if isinstance(found, dict) else None
-    if isinstance(reply, dict) and not found:
-      if why := service.nothing(reply):
-        quoted = self._caller.redact.quote(why, 200)
+      results = results.get(key) if isinstance(results, dict) else None
+    if isinstance(reply, dict) and not results:
+      if failure := service.explain_empty(reply):
+        quoted = self._caller.redact.quote(failure, 200)
         raise http_calls.AnswerError(f"{self._url}: {quoted}")
-      if found is None and why is not None:
+      if results is None and failure is not None:
         return ()
-    if not isinstance(found, list):
+    if not isinstance(results, list):
       expected = f"a list at {service.results}"
       raise self._caller.unexpected(self._url, reply, expected)
-    kept = []
-    for result in found:
+    passages = []
+    for result in results:
       if not isinstance(result, Mapping):
         continue
       link = result.get(service.link)
       title = _clean(result.get("title"))
       text = _clean(result.get(service.snippet))
       if isinstance(link, str) and _LINK.fullmatch(link) and title and text:
-        kept.append(types.Passage(_clean_text(link), f'"{title}"', text))
-    if found and not kept:
+        passages.append(types.Passage(_clean_text(link), f'"{title}"', text))
+    if results and not passages:
       expected = (
         f"the texts {service.link!r}, 'title' and {service.snippet!r} in at "
-        f"least one of {len(found)} results"
+        f"least one of {len(results)} results"
       )
-      raise self._caller.unexpected(self._url, found[0], expected)
-    return tuple(kept)
+      raise self._caller.unexpected(self._url, results[0], expected)
+    return tuple(passages)
 
 
 def _clean(value: Any) -> str:

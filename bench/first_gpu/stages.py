@@ -280,12 +280,12 @@ def vectors(notes: Notes) -> None:
 
   values = jax.block_until_ready(make(jax.random.key(0)))
   search = functools.partial(
-    flat.held,
+    flat.search_devices,
     values=values,
     k=3,
     mesh=jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("rows",)),
     count=count,
-    each=len(values),
+    rows_per_device=len(values),
     block=block,
   )
   floor = values.nbytes / harness.bandwidth(min(values.nbytes, 1 << 32))

@@ -13,21 +13,24 @@ from typing import NamedTuple
 class File(NamedTuple):
   """A file to read.
 
-  path: as its user named it, or below the folder that they named.
-  name: its path from the folder that all paths have in common, with slashes.
+  Attributes:
+    path: the path as the user gave it, or below the folder that they gave.
+    name: the path relative to the deepest folder that holds all given paths.
   """
 
   path: str
   name: str
 
 
-class Found(NamedTuple):
-  """What paths name.
+class FoundFiles(NamedTuple):
+  """The files that paths name.
 
-  files: in the order of their names, each file once.
-  ignored: how many others there are: by their ending, `hidden`, or `linked
-    folder` (in a folder; it may lead in a circle).
-  refused: path and reason of folders that cannot be listed.
+  Attributes:
+    files: each file once, sorted by name.
+    ignored: the number of files that are not read, by their ending, as `hidden`
+      or as `linked folder` (links inside folders are not followed, because they
+      may lead in a circle).
+    refused: path and reason of folders that cannot be listed.
   """
 
   files: tuple[File, ...]
@@ -35,59 +38,60 @@ class Found(NamedTuple):
   refused: tuple[tuple[str, str], ...]
 
 
-def find(
-  paths: Sequence[str], endings: Collection[str], *, without: str
-) -> Found:
-  """Returns the files with one of some endings.
+def find_files(
+  paths: Sequence[str], endings: Collection[str], *, excluded_folder: str
+) -> FoundFiles:
+  """Finds the files whose names have one of the endings.
 
   Args:
     paths: files, folders (with all that is in them) and globs, where `**`
       stands for folders of any depth.
     endings: in lower case, with their dots.
-    without: a folder whose files are left out.
+    excluded_folder: a folder whose files are left out: the index's own.
 
   Raises:
-    ValueError: a path is missing or below `without`, or a glob matches nothing.
+    ValueError: a path is missing or in `excluded_folder`, or a glob matches
+      nothing.
   """
   ignored: collections.Counter[str] = collections.Counter()
   refused: list[tuple[str, str]] = []
-  found: dict[str, str] = {}
+  paths_by_file: dict[str, str] = {}
   roots: list[str] = []
-  out = pathlib.Path(without).resolve()
+  excluded = pathlib.Path(excluded_folder).resolve()
 
-  def take(path: str) -> None:
+  def add_file(path: str) -> None:
     ending = os.path.splitext(path)[1].lower()
     if ending not in endings:
       ignored[ending or "without ending"] += 1
-    elif not os.path.isfile(path):  # Opening a pipe would wait for its writer.
+    elif not os.path.isfile(path):  # Opening a pipe waits for its writer.
       ignored["no regular file"] += 1
-    elif out not in (real := pathlib.Path(path).resolve()).parents:
-      found.setdefault(str(real), path)
+    elif excluded not in (real := pathlib.Path(path).resolve()).parents:
+      paths_by_file.setdefault(str(real), path)
 
-  for given in paths:
-    path = os.path.expanduser(given)
+  for given_path in paths:
+    path = os.path.expanduser(given_path)
     matches = [path]
     if not os.path.lexists(path):
       matches = sorted(glob.glob(path, recursive=True))
     if not matches:
       raise ValueError(
-        f"documents: found nothing at {given}, expected a file, a folder or a "
-        "glob such as 'notes/**/*.md'."
+        f"documents: found nothing at {given_path}, expected a file, a folder "
+        "or a glob such as 'notes/**/*.md'."
       )
     root = os.path.abspath(path)
     while not os.path.isdir(root):
       root = os.path.dirname(root)
     real = pathlib.Path(root).resolve()
-    if out in (real, *real.parents):
+    if excluded in (real, *real.parents):
       raise ValueError(
-        f"documents: {given} is in {without}, the folder of the index; "
-        "expected an index elsewhere."
+        f"documents: {given_path} is in {excluded_folder}, the folder of the "
+        "index; expected an index elsewhere."
       )
     roots.append(root)
     for match in matches:
       if not os.path.isdir(match):
-        take(match)
-      elif "**" not in path:  # Which names the files of its folders too.
+        add_file(match)
+      elif "**" not in path:  # A glob with ** matches files in folders too.
         for folder, folders, names in os.walk(
           match, onerror=lambda e: refused.append((e.filename, f"{e.strerror}"))
         ):
@@ -97,8 +101,8 @@ def find(
           folders[:] = sorted({d for d in folders if d[0] != "."} - links)
           for name in sorted(names):
             if name[0] != ".":
-              take(os.path.join(folder, name))
+              add_file(os.path.join(folder, name))
   root = os.path.commonpath(roots) if roots else ""
-  files = [File(p, os.path.relpath(p, root)) for p in found.values()]
+  files = [File(p, os.path.relpath(p, root)) for p in paths_by_file.values()]
   files.sort(key=lambda file: file.name)
-  return Found(tuple(files), +ignored, tuple(refused))
+  return FoundFiles(tuple(files), +ignored, tuple(refused))

@@ -6,8 +6,8 @@
       files.json        the settings, and each file with its number of rows
     next/               the build that is being made
 
-A build is made aside and then named in `current.json`, so an update that is
-stopped changes nothing. The build before stays until the next update, for
+A build is made in `next/` and then named in `current.json`, so an update that
+is stopped changes nothing. The previous build stays until the next update, for
 programs that are opening it.
 """
 
@@ -31,12 +31,15 @@ from anysearch_jax.retrieval import passages
 from anysearch_jax.retrieval.documents import finding, reading, splitting
 from anysearch_jax.retrieval.index import building, opening, search
 
-_NEXT, _FILES, _ROWS = "next", "files.json", f"corpus/{passages.LINES}"
-# Changes with what the readers make of a file, and with `_File`.
+_NEXT = "next"
+_FILES = "files.json"
+_ROWS = f"corpus/{passages.LINES}"
+# Raised whenever a reader yields other parts of a file, or `_File` changes.
 _VERSION = 5
-# Tokens of an encoder's text that a title and headings may take, and the least
-# that remain for a passage.
-_TITLE, _LEAST = 48, 16
+# Tokens of an encoder's input that are left for the title and the headings.
+_TITLE_TOKENS = 48
+# The fewest tokens that a passage may be limited to.
+_LEAST_TOKENS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +47,11 @@ class Settings:
   """Settings of an index of documents.
 
   Attributes:
-    tokens: the most tokens of a passage: of the encoder, or four bytes each.
-      The three passages that a search shows then leave room for ten searches
-      in a context of 8,192 tokens.
+    tokens: the most tokens of a passage, counted by the encoder's tokenizer or,
+      without an encoder, as four bytes each. At 200, the three passages that a
+      search shows leave room for ten searches in a context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
-    language: see `building.Settings`; without an encoder.
+    language: see `building.Settings`; unused if there is an encoder.
   """
 
   tokens: int = 200
@@ -56,21 +59,28 @@ class Settings:
   language: str = "english"
 
   def __post_init__(self):
-    if not (self.tokens >= _LEAST and 0 <= self.overlap <= self.tokens // 2):
+    if not (
+      self.tokens >= _LEAST_TOKENS and 0 <= self.overlap <= self.tokens // 2
+    ):
       raise ValueError(
         f"Found passages of {self.tokens} tokens and an overlap of "
-        f"{self.overlap}, expected at least {_LEAST}, and half of them or less."
+        f"{self.overlap}, expected at least "
+        f"{_LEAST_TOKENS}, and half of them or less."
       )
 
 
 class Summary(NamedTuple):
-  """What an update did.
+  """What an update did; files without passages are not counted.
 
-  files, passages: of the index.
-  added, changed, unchanged, removed: how many files are new, have other bytes
-    than before, have the same, and are gone; of those with passages.
-  skipped: path and reason of files and folders that cannot be read.
-  ignored: how many files have an unknown ending, by ending, or are `hidden`.
+  Attributes:
+    files: number of files in the index.
+    passages: number of passages in the index.
+    added: number of new files.
+    changed: number of files that changed since the previous build.
+    unchanged: number of files that did not.
+    removed: number of files that are gone.
+    skipped: path and reason of files and folders that cannot be read.
+    ignored: number of files that are not read, see `finding.FoundFiles`.
   """
 
   files: int
@@ -90,22 +100,25 @@ def update(
   *,
   encoder: search.Encoder | None = None,
   afresh: bool = False,
-  on_file: Callable[[int, int], None] = lambda done, of: None,
-  on_rows: Callable[[int, int], None] = lambda done, of: None,
+  on_file: Callable[[int, int], None] = lambda done, total: None,
+  on_rows: Callable[[int, int], None] = lambda done, total: None,
 ) -> Summary:
-  """Makes the index in a folder that of the documents as they are now.
+  """Brings the index in a folder up to date with the documents.
 
-  Files with the size and time of before are not parsed again, and passages of
-  before keep their vectors.
+  Files whose size and time did not change are not parsed again, and passages
+  that were in the previous build keep their vectors.
 
   Args:
-    paths: files, folders and globs, or one of them, see `finding.find`.
+    paths: files, folders and globs, or one of them; see `finding.find_files`.
     folder: folder of the index; created if missing.
     settings: settings of the index.
-    encoder: makes the vectors of passages; None: the index is one of words.
-    afresh: whether to read files that did not change too.
-    on_file: called with the number of files done, and of all.
-    on_rows: called with the number of passages encoded, and of all.
+    encoder: makes the vectors of passages; None builds an index of words.
+    afresh: whether to parse unchanged files again too.
+    on_file: called with the number of files done, and of all files.
+    on_rows: called with the number of passages encoded, and of all passages.
+
+  Returns:
+    The numbers of files and passages, and the files that were not read.
 
   Raises:
     ValueError: a path is missing, no file has a passage, or the folder has an
@@ -120,61 +133,71 @@ def update(
       "another folder."
     )
   folder.mkdir(parents=True, exist_ok=True)
-  with disk.translate_errors(folder), building.alone(folder):
-    found = finding.find(paths, reading.READERS, without=str(folder))
-    made_by, splitter = _made_by(settings, encoder)
-    newest = building.newest(folder)
-    before = {} if afresh else _read(newest, made_by)
-    if before.keys() == {*found.files}:
-      if all(file.stamp == _stamp(file.path) for file in before.values()):
-        return _summary(found, before, before)
-    beside = folder / _NEXT
-    shutil.rmtree(beside, ignore_errors=True)
-    (beside / "corpus").mkdir(parents=True)
+  with disk.translate_errors(folder), building.locked(folder):
+    documents = finding.find_files(
+      paths, reading.READERS, excluded_folder=str(folder)
+    )
+    recipe, splitter = _recipe(settings, encoder)
+    newest = building.newest_build(folder)
+    files_before = {} if afresh else _read_files(newest, recipe)
+    if files_before.keys() == {*documents.files}:
+      if all(file.stamp == _stamp(file.path) for file in files_before.values()):
+        return _summary(documents, files_before, files_before)
+    next_build = folder / _NEXT
+    shutil.rmtree(next_build, ignore_errors=True)
+    (next_build / "corpus").mkdir(parents=True)
     files: dict[finding.File, _File] = {}
-    with (beside / _ROWS).open("wb") as out:
-      for done, file in enumerate(found.files, start=1):
-        files[file] = _write(file, before.get(file), newest, splitter, out)
-        on_file(done, len(found.files))
-    summary = _summary(found, files, before)
+    with (next_build / _ROWS).open("wb") as lines:
+      for done, file in enumerate(documents.files, start=1):
+        files[file] = _write_rows(
+          file,
+          file_before=files_before.get(file),
+          build=newest,
+          splitter=splitter,
+          out=lines,
+        )
+        on_file(done, len(documents.files))
+    summary = _summary(documents, files, files_before)
     if not summary.passages:
       raise ValueError(
         f"documents: found no text in {[*map(str, paths)]} (unreadable: "
-        f"{list(summary.skipped[:3])}; of other kinds: {dict(found.ignored)}), "
-        f"expected files that end in {', '.join(reading.READERS)}."
+        f"{list(summary.skipped[:3])}; of other kinds: "
+        f"{dict(documents.ignored)}), expected files that end in "
+        f"{', '.join(reading.READERS)}."
       )
     kind = "bm25"
     if encoder is not None:
       kind = "flat"
-      if before:
-        encoder = _Remembering(encoder, newest)
+      if files_before:
+        encoder = _CachedEncoder(encoder, newest)
     building.build(
-      beside / _ROWS,
-      beside,
+      next_build / _ROWS,
+      next_build,
       building.Settings(kind, language=settings.language),
       encoder=encoder,
       on_rows=on_rows,
     )
     json_files.write(
-      beside / _FILES, {"made_by": made_by, "files": [*files.values()]}
+      next_build / _FILES, {"made_by": recipe, "files": [*files.values()]}
     )
     name = f"build-{uuid.uuid4().hex[:10]}"
-    beside.rename(folder / name)
+    next_build.rename(folder / name)
     json_files.write(folder / building.CURRENT, {"build": name})
-    for other in folder.glob("build-*"):
-      if other.name not in (name, newest.name):
-        shutil.rmtree(other, ignore_errors=True)
+    for build in folder.glob("build-*"):
+      if build.name not in (name, newest.name):
+        shutil.rmtree(build, ignore_errors=True)
     return summary
 
 
 class _File(NamedTuple):
-  """A file of a build.
+  """A file of a build; `files.json` lists the values in this order.
 
-  path, name: see `finding.File`.
-  stamp: see `_stamp`.
-  rows: number of its passages.
-  start, end: of their lines, in bytes.
-  reason: why it has no rows.
+  Attributes:
+    path, name: see `finding.File`.
+    stamp: see `_stamp`.
+    rows: number of its passages.
+    start, end: byte offsets of its lines in the corpus.
+    reason: why it has no rows; "" if it has some.
   """
 
   path: str
@@ -187,24 +210,27 @@ class _File(NamedTuple):
 
 
 def _stamp(path: str) -> list[int]:
-  """Returns size and time of a file's last change, of its rights too."""
+  """Returns the size of a file and the time of its last change, or [].
+
+  A change of its permissions counts too.
+  """
   try:
-    now = os.stat(path)
+    status = os.stat(path)
   except OSError:
     return []
-  return [now.st_size, now.st_ctime_ns]
+  return [status.st_size, status.st_ctime_ns]
 
 
-def _read(
-  build: pathlib.Path, made_by: Mapping[str, Any]
+def _read_files(
+  build: pathlib.Path, recipe: Mapping[str, Any]
 ) -> dict[finding.File, _File]:
-  """Returns the files of a build that is whole and was made the same way."""
+  """Returns the files of a build if it is intact and has the same recipe."""
   try:
     opening.read(build)
     passages.Corpus(build / "corpus").verify()
     stored = json_files.read(build / _FILES)
     files = [_File(*values) for values in stored["files"]]
-    is_same = stored["made_by"] == made_by
+    is_same = stored["made_by"] == recipe
   except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
     return {}
   if not is_same:
@@ -212,24 +238,28 @@ def _read(
   return {finding.File(file.path, file.name): file for file in files}
 
 
-def _write(
+def _write_rows(
   file: finding.File,
-  old: _File | None,
+  *,
+  file_before: _File | None,
   build: pathlib.Path,
   splitter: splitting.Splitter,
   out: IO[bytes],
 ) -> _File:
-  """Writes the rows of a file, those that a build has of it if it is the same.
+  """Writes the rows of a file; copies those of the build if it is unchanged.
 
   A file that cannot be read has no rows.
   """
-  start, count, reason = out.tell(), 0, ""
+  start = out.tell()
+  count = 0
+  reason = ""
   stamp = _stamp(file.path)
-  if old and old.stamp == stamp:
+  if file_before and file_before.stamp == stamp:
     with (build / _ROWS).open("rb") as lines:
-      lines.seek(old.start)
-      out.write(lines.read(old.end - old.start))
-    count, reason = old.rows, old.reason
+      lines.seek(file_before.start)
+      out.write(lines.read(file_before.end - file_before.start))
+    count = file_before.rows
+    reason = file_before.reason
   else:
     try:
       for part in reading.read(file.path):
@@ -244,36 +274,46 @@ def _write(
             "heading": heading or part.heading,
           }
           line = json.dumps(row, ensure_ascii=False) + "\n"
-          # A file's name may have bytes that are not UTF-8.
+          # The name of a file may have bytes that are not UTF-8.
           out.write(line.encode(errors="backslashreplace"))
       reason = "" if count else "has no text below its headings"
     except reading.ReadError as error:
       out.seek(start)
       out.truncate()
-      count, reason = 0, str(error)
-  return _File(*file, stamp, count, start, out.tell(), reason)
+      count = 0
+      reason = str(error)
+  return _File(
+    path=file.path,
+    name=file.name,
+    stamp=stamp,
+    rows=count,
+    start=start,
+    end=out.tell(),
+    reason=reason,
+  )
 
 
-def _made_by(
+def _recipe(
   settings: Settings, encoder: search.Encoder | None
 ) -> tuple[dict[str, Any], splitting.Splitter]:
-  """Returns what an index depends on, as JSON values, and the splitter."""
-  made_by: dict[str, Any] = {"version": _VERSION}
-  tokens, tokenizer = settings.tokens, None
+  """Returns the JSON values that an index depends on, and the splitter."""
+  recipe: dict[str, Any] = {"version": _VERSION}
+  tokens = settings.tokens
+  tokenizer = None
   if encoder is None:
-    made_by["language"] = settings.language
+    recipe["language"] = settings.language
   else:
-    made_by["encoder"] = encoder.identity()
+    recipe["encoder"] = encoder.identity()
   if isinstance(encoder, search.Tokenized):
-    tokenizer, most = encoder.tokenizer()
-    tokens = min(tokens, max(most - _TITLE, _LEAST))
+    tokenizer, max_tokens = encoder.tokenizer()
+    tokens = min(tokens, max(max_tokens - _TITLE_TOKENS, _LEAST_TOKENS))
   overlap = min(settings.overlap, tokens // 2)
-  made_by |= {"tokens": tokens, "overlap": overlap}
+  recipe |= {"tokens": tokens, "overlap": overlap}
   splitter = splitting.Splitter(tokens, overlap, tokenizer)
-  return building.without_paths(made_by), splitter
+  return building.without_paths(recipe), splitter
 
 
-class _Remembering:
+class _CachedEncoder:
   """An encoder that takes the vectors of known passages from an index.
 
   Args:
@@ -282,9 +322,12 @@ class _Remembering:
   """
 
   def __init__(self, encoder: search.Encoder, build: pathlib.Path):
-    self._encoder, self.dim = encoder, encoder.dim
-    self.queries, self.identity = encoder.queries, encoder.identity
-    shards = building.shards_of(build, json_files.read(build / building.BUILT))
+    self._encoder = encoder
+    self.dim = encoder.dim
+    self.queries = encoder.queries
+    self.identity = encoder.identity
+    identity = json_files.read(build / building.BUILT)
+    shards = building.shards_of(build, identity)
     self._vectors: dict[str, np.ndarray] = {}
     if all(map(shards.finished, range(len(shards)))):
       texts = passages.Corpus(build / "corpus").contents(0, shards.count)
@@ -294,33 +337,41 @@ class _Remembering:
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
     """Returns vectors; see `search.Encoder`."""
-    new = [text for text in texts if text not in self._vectors]
+    new_texts = [text for text in texts if text not in self._vectors]
     vectors = collections.ChainMap(self._vectors)
-    if new:
-      encoded = self._encoder.passages(new)
-      vectors = vectors.new_child(dict(zip(new, encoded, strict=True)))
+    if new_texts:
+      encoded = self._encoder.passages(new_texts)
+      vectors = vectors.new_child(dict(zip(new_texts, encoded, strict=True)))
     return np.array([vectors[text] for text in texts], np.float32)
 
 
 def _summary(
-  found: finding.Found,
+  documents: finding.FoundFiles,
   files: Mapping[finding.File, _File],
-  before: Mapping[finding.File, _File],
+  files_before: Mapping[finding.File, _File],
 ) -> Summary:
-  """Returns what an update made of the files of another build."""
-  now = {key: tuple(file.stamp) for key, file in files.items() if file.rows}
-  old = {key: tuple(file.stamp) for key, file in before.items() if file.rows}
-  both, unchanged = len(now.keys() & old), len(now.items() & old.items())
+  """Compares the files of an update with those of the previous build."""
+  stamps = _stamps(files)
+  stamps_before = _stamps(files_before)
+  common = len(stamps.keys() & stamps_before)
+  unchanged = len(stamps.items() & stamps_before.items())
   return Summary(
-    files=len(now),
-    passages=sum(each.rows for each in files.values()),
-    added=len(now) - both,
-    changed=both - unchanged,
+    files=len(stamps),
+    passages=sum(file.rows for file in files.values()),
+    added=len(stamps) - common,
+    changed=common - unchanged,
     unchanged=unchanged,
-    removed=len(old) - both,
+    removed=len(stamps_before) - common,
     skipped=(
-      *found.refused,
-      *((each.path, each.reason) for each in files.values() if each.reason),
+      *documents.refused,
+      *((file.path, file.reason) for file in files.values() if file.reason),
     ),
-    ignored=found.ignored,
+    ignored=documents.ignored,
   )
+
+
+def _stamps(
+  files: Mapping[finding.File, _File],
+) -> dict[finding.File, tuple[int, ...]]:
+  """Returns the stamps of the files that have passages."""
+  return {key: tuple(file.stamp) for key, file in files.items() if file.rows}

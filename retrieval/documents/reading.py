@@ -1,4 +1,4 @@
-"""Reads files of many kinds as texts, each with its title and its place."""
+"""Reads files of many kinds as texts with their titles, pages and headings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 from anysearch_jax.retrieval import decoding
 from anysearch_jax.retrieval.documents import splitting
 
-# Bytes of a file, which most readers read as a whole.
+# The most bytes of a file, because most readers hold all of it in memory.
 LARGEST = 64 << 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-# Fields of a row that are its title, or its text.
+# Names of the fields of a row that hold its title, and its text.
 _TITLES = ("title", "name", "question")
 _TEXTS = ("text", "contents", "content", "body")
 csv.field_size_limit(LARGEST)
-# They log what they mend in a file.
+# These libraries log whatever they repair in a file.
 for _name in ("pypdf", "trafilatura"):
   logging.getLogger(_name).setLevel(logging.CRITICAL)
 
@@ -37,10 +37,10 @@ class Part(NamedTuple):
   """A part of a document.
 
   Attributes:
-    text: its text.
-    title: of the document, or of this part; "": the name of the file.
-    page: from 1; 0 without pages.
-    heading: of the part, such as `row 7` of a table.
+    text: the text of this part.
+    title: title of the document or of this part; "" means the file's name.
+    page: number of the page, from 1; 0 if the file has no pages.
+    heading: heading of the part, such as `row 7` of a table.
     is_markdown: whether the text has Markdown's headings.
   """
 
@@ -71,8 +71,8 @@ def read(path: str) -> Iterator[Part]:
     raise ReadError(f"cannot be opened: {error.strerror or error}") from error
   # A file that breaks a parser costs its own text only.
   except Exception as error:
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    raise ReadError(f"cannot be read ({said:.200})") from error
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    raise ReadError(f"cannot be read ({reason:.200})") from error
   if is_empty:
     raise ReadError("has no text")
 
@@ -87,7 +87,7 @@ def _text(path: pathlib.Path) -> str:
   """Returns the text of a file, whose lines end in newlines."""
   data = _sized(path).read_bytes()
   try:
-    text = decoding.text(data)
+    text = decoding.decode(data)
   except ValueError as error:
     raise ReadError(f"{error}") from error
   return re.sub("\r\n?", "\n", text)
@@ -106,17 +106,17 @@ def _html(path: pathlib.Path) -> Iterator[Part]:
   import trafilatura
   from lxml import etree
 
-  tree = decoding.tree(_text(path))
+  tree = decoding.parse_html(_text(path))
   etree.strip_elements(tree, "script", "style", with_tail=False)
-  # trafilatura looks for the main part and drops the rest; in a file of one's
-  # own, all but menus is wanted.
+  # trafilatura keeps only the main part of a page; in a user's own file, all
+  # but the menus matters.
   if tree.find(".//article") is None and tree.find(".//main") is None:
     for body in tree.findall("body"):
       body.tag = "article"
   text = trafilatura.extract(
     tree, output_format="markdown", include_comments=False, fast=True
   )
-  # In a list, trafilatura begins a block of code in the middle of a line.
+  # Inside a list, trafilatura begins a code block in the middle of a line.
   text = re.sub(r" ```$", "\n```", text or tree.text_content(), flags=re.M)
   title = tree.findtext(".//title") or splitting.title(text)
   yield Part(text, title, is_markdown=True)
@@ -160,7 +160,7 @@ def _csv(path: pathlib.Path) -> Iterator[Part]:
 def _records(path: pathlib.Path) -> Iterator[Part]:
   from anysearch_jax.data import files, formats
 
-  if path.suffix.lower() == ".json":  # The others are streams of rows.
+  if path.suffix.lower() == ".json":  # Other kinds are read row by row.
     _sized(path)
   for number, row in files.rows(path):
     if isinstance(row, formats.MalformedError):
@@ -174,12 +174,13 @@ def _pdf(path: pathlib.Path) -> Iterator[Part]:
   reader = pypdf.PdfReader(_sized(path))
   if reader.is_encrypted and not reader.decrypt(""):
     raise ReadError("is encrypted; save it without its password")
-  title = (reader.metadata and reader.metadata.title) or ""
+  metadata = reader.metadata
+  title = metadata.title if metadata else None
   is_empty = True
   for number, page in enumerate(reader.pages, start=1):
     text = page.extract_text()
     is_empty = is_empty and not text.strip()
-    yield Part(text, title, page=number)
+    yield Part(text, title or "", page=number)
   if is_empty:
     raise ReadError("has pages of pictures only; recognize their text first")
 
@@ -189,24 +190,24 @@ def _docx(path: pathlib.Path) -> Iterator[Part]:
   from docx.table import Table
 
   with zipfile.ZipFile(_sized(path)) as file:
-    size = sum(each.file_size for each in file.infolist())
+    size = sum(member.file_size for member in file.infolist())
   if size > 2 * LARGEST:
     raise ReadError(
       f"unpacks to {size >> 20} MB, expected at most {LARGEST >> 19}"
     )
   document = docx.Document(str(path))
   lines = []
-  for each in document.iter_inner_content():
-    if isinstance(each, Table):
-      for row in each.rows:
-        # A merged cell is there once, with the tables in it.
+  for block in document.iter_inner_content():
+    if isinstance(block, Table):
+      for row in block.rows:
+        # Each merged cell counts once; the paths find nested tables too.
         cells = [cell._tc.xpath(".//w:p") for cell in dict.fromkeys(row.cells)]
         lines.append(" | ".join(" ".join(p.text for p in c) for c in cells))
       continue
-    style = each.style.name if each.style else ""
+    style = block.style.name if block.style else ""
     level = re.fullmatch(r"Heading ([1-6])|Title", style or "")
-    marks = "#" * int(level[1] or 1) + " " if level and each.text else ""
-    lines.append(marks + each.text)
+    marks = "#" * int(level[1] or 1) + " " if level and block.text else ""
+    lines.append(marks + block.text)
   text = "\n\n".join(lines)
   title = document.core_properties.title or splitting.title(text)
   yield Part(text, title, is_markdown=True)

@@ -15,13 +15,14 @@ import semantic_text_splitter
 
 _TEXT = semantic_text_splitter.TextSplitter
 _MARKDOWN = semantic_text_splitter.MarkdownSplitter
-# Bytes of UTF-8 that a token has: of English about four characters, of Chinese
-# about one and a half.
-_BYTES = 4
-# Time grows with the square of a word's length; data in texts has long ones.
+# Estimated bytes of UTF-8 in a token: about four characters of English, or one
+# and a half of Chinese.
+_BYTES_PER_TOKEN = 4
+# The splitter's time grows with the square of a word's length, and base64 data
+# is one word, so words get a line break after each thousand characters.
 _LONG_WORD = re.compile(r"\S{1000}")
-# A fence of code, in which `#` begins no heading; `# heading`; and a heading
-# that is underlined.
+# A code fence, within which `#` begins no heading; `# heading`; an underlined
+# heading.
 _MARKS = re.compile(
   r"^ {0,3}(?:(```+|~~~+)|(#{1,6})[ \t]+(\S[^\n]*)$"
   r"|([^\s#>|+*=-][^\n]*)\n {0,3}(={3,}|-{3,})[ \t]*$)",
@@ -32,18 +33,19 @@ _FRONT_TITLE = re.compile(r"^title:([^\n]*)$", re.M)
 
 
 class Splitter:
-  """Splits texts.
+  """Splits texts into passages.
 
   Args:
     tokens: the most tokens of a passage.
-    overlap: the most tokens that a passage repeats of the one before it.
-    tokenizer: counts the tokens, a `tokenizers.Tokenizer` that cuts nothing;
-      None: they are estimated from characters.
+    overlap: the most tokens that a passage repeats from the one before it.
+    tokenizer: a `tokenizers.Tokenizer` without truncation that counts the
+      tokens; None estimates them from the bytes.
   """
 
   def __init__(self, tokens: int, overlap: int, tokenizer: Any = None):
-    self._tokens, self._overlap = tokens, overlap
-    self._by_tokens = tokenizer and {
+    self._tokens = tokens
+    self._overlap = overlap
+    self._splitters = tokenizer and {
       kind: kind.from_huggingface_tokenizer(tokenizer, tokens, overlap)
       for kind in (_TEXT, _MARKDOWN)
     }
@@ -60,41 +62,53 @@ class Splitter:
       is_markdown: whether `#` begins a heading.
     """
     text = _LONG_WORD.sub(r"\g<0>\n", text)
-    of_kind: Any = _MARKDOWN if is_markdown else _TEXT
-    chains: list[tuple[int, str]] = []
+    kind: Any = _MARKDOWN if is_markdown else _TEXT
+    # Offsets of headings in the text, each with the headings above it.
+    offsets: list[int] = []
+    heading_paths = [""]
     if is_markdown:
-      above: list[tuple[int, str]] = []
-      for at, level, words in _headings(text):
-        above = [each for each in above if each[0] < level] + [(level, words)]
-        chains.append((at, " > ".join(words for _, words in above)))
-    if self._by_tokens:
-      splitter = self._by_tokens[of_kind]
+      open_headings: list[tuple[int, str]] = []
+      for offset, level, words in _headings(text):
+        open_headings = [x for x in open_headings if x[0] < level]
+        open_headings.append((level, words))
+        offsets.append(offset)
+        heading_paths.append(" > ".join(words for _, words in open_headings))
+    if self._splitters:
+      splitter = self._splitters[kind]
     else:
-      each = _BYTES * len(text) / max(len(text.encode()), 1)
-      splitter = of_kind(int(self._tokens * each), int(self._overlap * each))
-    for at, words in splitter.chunk_indices(text):
-      last = bisect.bisect_right(chains, at, key=lambda chain: chain[0])
-      rest = _MARKS.sub("", words) if is_markdown else words
-      if re.search(r"\w", rest):
-        yield chains[last - 1][1] if last else "", words
+      # Characters of a token.
+      characters = _BYTES_PER_TOKEN * len(text) / max(len(text.encode()), 1)
+      splitter = kind(
+        int(self._tokens * characters), int(self._overlap * characters)
+      )
+    for offset, passage in splitter.chunk_indices(text):
+      body = _MARKS.sub("", passage) if is_markdown else passage
+      if re.search(r"\w", body):
+        yield heading_paths[bisect.bisect_right(offsets, offset)], passage
 
 
 def title(text: str) -> str:
   """Returns the title in the front matter of Markdown, or its first heading."""
   front = _FRONT.match(text)
-  if front and (named := _FRONT_TITLE.search(front[1])):
-    return named[1].strip(" \t\"'")
+  if front and (title_line := _FRONT_TITLE.search(front[1])):
+    return title_line[1].strip(" \t\"'")
   return next((words for _, _, words in _headings(text)), "")
 
 
 def _headings(text: str) -> Iterator[tuple[int, int, str]]:
-  """Yields offset, level from 1, and words of the headings of Markdown."""
+  """Yields the offset, the level (from 1) and the words of each heading."""
   fence = ""
   front = _FRONT.match(text)
   for match in _MARKS.finditer(text, front.end() if front else 0):
-    mark, hashes, words, line, under = match.groups()
+    mark, hashes, words, line, underline = match.groups()
     if mark:
-      fence = mark if not fence else "" if mark.startswith(fence) else fence
+      if not fence:
+        fence = mark
+      elif mark.startswith(fence):
+        fence = ""
     elif not fence:
-      level = len(hashes) if hashes else 1 if under[0] == "=" else 2
+      if hashes:
+        level = len(hashes)
+      else:
+        level = 1 if underline[0] == "=" else 2
       yield match.start(), level, (words or line).strip(" \t#¶")

@@ -24,28 +24,32 @@ _CORES = len(getattr(os, "sched_getaffinity", lambda pid: [1])(0))
 # Concurrent calls: the single-threaded parts of one overlap with the other.
 _CALLS_AT_ONCE = 2
 # Up to this many tokens, as in most queries, texts are padded in smaller steps.
-_SHORT = 32
-# Tokens of a call, for each CPU core or for each accelerator.
-_CORE_TOKENS, _DEVICE_TOKENS = 256, 1 << 16
-# Up to this many tokens, as passages have, texts are padded in equal steps;
-# longer ones to an eighth of the next power of two, so that they need few
-# programs.
-_FINE = 256
-# Queries are padded to powers of two above, and compiled ahead up to `_LONGEST`
-# tokens, which is what an episode may generate.
-_QUERY, _LONGEST = 64, 4096
-# Scores of attention of a call and a head, which limit the rows of long texts.
-_SCORES = 1 << 27
+_SHORT_TOKENS = 32
+# Tokens of a call for each CPU core.
+_CORE_TOKENS = 256
+# Tokens of a call for each accelerator.
+_DEVICE_TOKENS = 1 << 16
+# Up to this many tokens, as passages have, texts are padded in equal steps.
+# Longer ones are padded to a multiple of an eighth of the next power of two, so
+# that they need few programs.
+_FINE_TOKENS = 256
+# Queries of more tokens are padded to powers of two.
+_QUERY_TOKENS = 64
+# Queries are compiled ahead up to this many tokens, which is the most that an
+# episode may generate.
+_LONGEST_QUERY = 4096
+# Attention scores of a call and a head; they limit the rows of long texts.
+_ATTENTION_SCORES = 1 << 27
 
 
 class Shapes(NamedTuple):
-  """Shapes of calls, on all devices together.
+  """Shapes of calls; a call is shared by all devices.
 
   Attributes:
-    step: row lengths are multiples of it (of half of it for short texts), up to
-      the maximum length.
-    query_rows: rows of a call for queries; small, because queries seldom come
-      in hundreds.
+    step: row lengths are multiples of `step` (of half of it for short texts),
+      up to `max_tokens`.
+    query_rows: rows of a call for queries; few, because queries seldom come in
+      hundreds.
     passage_tokens: tokens of a call for passages, including padding.
     max_tokens: the most tokens of a text.
   """
@@ -55,29 +59,38 @@ class Shapes(NamedTuple):
   passage_tokens: int
   max_tokens: int
 
-  def length(self, tokens: int, *, few: bool) -> int:
-    """Returns the padded row length for a text; few: for a query."""
-    if few and tokens > _QUERY:
+  def length(self, tokens: int, *, for_queries: bool) -> int:
+    """Returns the padded row length for a query, or for a passage."""
+    if for_queries and tokens > _QUERY_TOKENS:
       return min(1 << (tokens - 1).bit_length(), self.max_tokens)
-    step = self.step // (2 if tokens <= _SHORT else 1)
-    if tokens > _FINE:
+    step = self.step // (2 if tokens <= _SHORT_TOKENS else 1)
+    if tokens > _FINE_TOKENS:
       step = max(step, 1 << (tokens - 1).bit_length() >> 3)
     return min(-(-tokens // step) * step, self.max_tokens)
 
-  def rows(self, length: int, *, few: bool) -> int:
-    """Returns the rows of a call of rows of `length`; few: for queries."""
-    fit = max(1, _SCORES // length**2)
-    many = max(1, self.passage_tokens // length)
-    return min(self.query_rows if few else many, fit)
+  def rows(self, length: int, *, for_queries: bool) -> int:
+    """Returns the number of rows of a call whose rows have `length` tokens."""
+    most_rows = max(1, _ATTENTION_SCORES // length**2)
+    passage_rows = max(1, self.passage_tokens // length)
+    return min(self.query_rows if for_queries else passage_rows, most_rows)
 
 
 def shapes(devices: Sequence[jax.Device], max_tokens: int) -> Shapes:
   """Returns the shapes that suit devices, which share the rows of a call."""
-  # Small steps: on CPUs arithmetic is expensive and compiling is cheap.
-  step, rows, tokens = 32, 32, _DEVICE_TOKENS
   if devices[0].platform == "cpu":
-    step, rows, tokens = 8, max(2, _CORES), _CORE_TOKENS * max(2, _CORES)
-  return Shapes(step, rows, tokens * len(devices), max_tokens)
+    step = 8  # On CPUs arithmetic is expensive and compiling is cheap.
+    query_rows = max(2, _CORES)
+    device_tokens = _CORE_TOKENS * query_rows
+  else:
+    step = 32
+    query_rows = 32
+    device_tokens = _DEVICE_TOKENS
+  return Shapes(
+    step=step,
+    query_rows=query_rows,
+    passage_tokens=device_tokens * len(devices),
+    max_tokens=max_tokens,
+  )
 
 
 class BatchedModel:
@@ -101,7 +114,9 @@ class BatchedModel:
     mesh: jax.sharding.Mesh,
     shapes: Shapes,
   ):
-    self._params, self._dim, self._shapes = params, dim, shapes
+    self._params = params
+    self._dim = dim
+    self._shapes = shapes
     self._devices = mesh.size
     self._batch = jax.sharding.NamedSharding(mesh, jax.P("data"))
     self._compute = jax.jit(compute, out_shardings=self._batch)
@@ -109,14 +124,14 @@ class BatchedModel:
     self._compiling = threading.Lock()
 
   def compile_queries(self) -> None:
-    """Compiles queries of up to 4096 tokens, before a first one's deadline."""
-    longest = min(self._shapes.max_tokens, _LONGEST)
+    """Compiles queries of up to 4096 tokens before the first one's deadline."""
+    longest = min(self._shapes.max_tokens, _LONGEST_QUERY)
     tokens = range(1, longest + 1)
-    for length in {self._shapes.length(n, few=True) for n in tokens}:
-      self._program(self._shape(length, few=True))
+    for length in {self._shapes.length(n, for_queries=True) for n in tokens}:
+      self._program(self._shape(length, for_queries=True))
 
-  def _shape(self, length: int, *, few: bool) -> tuple[int, int]:
-    rows = self._shapes.rows(length, few=few)
+  def _shape(self, length: int, *, for_queries: bool) -> tuple[int, int]:
+    rows = self._shapes.rows(length, for_queries=for_queries)
     return -(-rows // self._devices) * self._devices, length
 
   def _program(self, shape: tuple[int, int]) -> Any:
@@ -132,45 +147,46 @@ class BatchedModel:
       return self._programs[shape]
 
   def __call__(
-    self, tokens: Sequence[np.ndarray], *, few: bool = False
+    self, tokens: Sequence[np.ndarray], *, for_queries: bool = False
   ) -> np.ndarray:
-    """Returns float32 `[n, dim]`, in the order of the texts.
+    """Returns the results of n texts, float32 `[n, dim]`, in their order.
 
     Args:
       tokens: int32 ids of each of n texts, at most `shapes.max_tokens`.
-      few: whether calls have the few rows of queries.
+      for_queries: whether the texts are queries, whose calls have few rows.
 
     Raises:
       ValueError: a result is not finite.
     """
     buckets = collections.defaultdict(list)
     for i, ids in enumerate(tokens):
-      buckets[self._shapes.length(len(ids), few=few)].append(i)
+      buckets[self._shapes.length(len(ids), for_queries=for_queries)].append(i)
     calls = []
     for length, members in sorted(buckets.items(), reverse=True):
-      shape = rows, _ = self._shape(length, few=few)
-      for start in range(0, len(members), rows):
-        calls.append((shape, members[start : start + rows]))
-    out = np.zeros((len(tokens), self._dim), np.float32)
+      shape = self._shape(length, for_queries=for_queries)
+      for start in range(0, len(members), shape[0]):
+        calls.append((shape, members[start : start + shape[0]]))
+    results = np.zeros((len(tokens), self._dim), np.float32)
 
     def answer(call: tuple[tuple[int, int], list[int]]) -> None:
-      shape, some = call
-      ids, lengths = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
-      for row, i in enumerate(some):
+      shape, members = call
+      ids = np.zeros(shape, np.int32)
+      lengths = np.zeros(shape[0], np.int32)
+      for row, i in enumerate(members):
         lengths[row] = len(tokens[i])
         ids[row, : lengths[row]] = tokens[i]
       batch = jax.device_put((ids, lengths), self._batch)
-      found = self._program(shape)(self._params, *batch)
-      out[some] = np.asarray(found)[: len(some)]
+      rows = self._program(shape)(self._params, *batch)
+      results[members] = np.asarray(rows)[: len(members)]
 
     if len(calls) > 1:
       with futures.ThreadPoolExecutor(min(_CALLS_AT_ONCE, _CORES)) as pool:
         list(pool.map(answer, calls))
     elif calls:
       answer(calls[0])
-    if not np.isfinite(out).all():
+    if not np.isfinite(results).all():
       raise ValueError(
         "The model returned numbers that are not finite. Load it in float32, "
         "or copy its folder again."
       )
-    return out
+    return results

@@ -27,19 +27,33 @@ from anysearch_jax.policy import parameters as weights
 Params = dict[str, Any]
 
 _LAYERS = "layers"
-_WHOLE, _WINDOW = "full_attention", "sliding_attention"
+_WHOLE = "full_attention"
+_WINDOW = "sliding_attention"
 _FLAGS = ("norm_bias", "attention_bias", "mlp_bias")
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-  """Sizes of an encoder; the second half is ModernBERT's alone.
+  """Sizes of an encoder.
 
   Attributes:
+    vocab_size: rows of the embedding of tokens.
+    d_model: width of a hidden state.
+    layers: number of layers.
+    heads: number of attention heads.
+    mlp_dim: width of the feed-forward layer.
+    positions: number of positions that the model has.
+    norm_eps: epsilon of the norms.
+    token_types: rows of the embedding of segments; BERT's family only, as
+      `first_position` is.
     first_position: the row of the first token's position, 0 except in RoBERTa.
-    windowed: whether each layer attends only to the `window` // 2 tokens on
-      each side of a token; () for absolute positions.
-    global_theta, local_theta: of layers without and with a window.
+    window: width of a window, in tokens; ModernBERT only, as are all fields
+      below.
+    windowed: for each layer, whether it attends only to the `window` // 2
+      tokens on each side of a token; () means absolute positions.
+    global_theta: base of the rotary frequencies in layers without a window.
+    local_theta: base of the rotary frequencies in layers with a window.
+    norm_bias, attention_bias, mlp_bias: whether these parts have biases.
   """
 
   vocab_size: int
@@ -81,13 +95,13 @@ class _Family:
 
   Attributes:
     sizes: maps keys of config.json to fields of `Architecture`.
-    defaults: those of transformers for keys that a config.json omits.
-    only: the values of options that are supported.
-    harmless: options without effect here: dropout, heads, how torch computes.
-    prefixes: models with heads store the encoder under one of these.
-    ignored: tensors that are not needed: buffers, poolers, heads.
-    layers: of each weight of a layer its key, module, shape in letters (see
-      `rows`) and the flag that says whether it has a bias.
+    defaults: the defaults of transformers for keys that a config.json omits.
+    only: the supported values of options.
+    harmless: options without effect here, such as dropout and training heads.
+    prefixes: prefixes under which models with heads store the encoder.
+    ignored: pattern of tensors that are not needed: buffers, poolers, heads.
+    layers: key, module, shape in letters (see `rows`) and bias flag of each
+      weight of a layer.
   """
 
   sizes: Mapping[str, str]
@@ -121,12 +135,19 @@ _BERT = _Family(
     "pooling": ("average", None),
     "position_embedding_type": ("absolute", None),
   },
-  harmless="""
-    attention_probs_dropout_prob directionality hidden_dropout_prob
-    pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-    pooler_size_per_head pooler_type sbert_ce_default_activation_function
-    sentence_transformers tie_word_embeddings
-  """.split(),
+  harmless=(
+    "attention_probs_dropout_prob",
+    "directionality",
+    "hidden_dropout_prob",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
+    "sbert_ce_default_activation_function",
+    "sentence_transformers",
+    "tie_word_embeddings",
+  ),
   prefixes=("bert.", "roberta."),
   ignored=(
     r"(bert\.|roberta\.)?"
@@ -162,14 +183,26 @@ _MODERNBERT = _Family(
     "is_decoder": (False, None),
     "rope_scaling": (None,),
   },
-  # Transformers does not read the last two, which published files have.
-  harmless="""
-    attention_dropout classifier_activation classifier_bias classifier_pooling
-    cls_token_id decoder_bias deterministic_flash_attn embedding_dropout
-    initializer_cutoff_factor mlp_dropout reference_compile
-    repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
-    tie_word_embeddings layer_norm_eps position_embedding_type
-  """.split(),
+  # Published files have the last two, which transformers does not read.
+  harmless=(
+    "attention_dropout",
+    "classifier_activation",
+    "classifier_bias",
+    "classifier_pooling",
+    "cls_token_id",
+    "decoder_bias",
+    "deterministic_flash_attn",
+    "embedding_dropout",
+    "initializer_cutoff_factor",
+    "mlp_dropout",
+    "reference_compile",
+    "repad_logits_with_grad",
+    "sparse_pred_ignore_index",
+    "sparse_prediction",
+    "tie_word_embeddings",
+    "layer_norm_eps",
+    "position_embedding_type",
+  ),
   prefixes=("model.",),
   ignored=r"(head\.(dense|norm)|decoder)\.(weight|bias)",
   layers=(
@@ -204,15 +237,16 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       the message names it.
   """
   family = _FAMILIES[hf["model_type"]]
-  known = ("architectures", "model_type", *family.sizes, *family.defaults)
+  understood = ("architectures", "model_type", *family.sizes, *family.defaults)
   hf_config.check_keys(
-    hf, understood=known, harmless=family.harmless, only=family.only
+    hf, understood=understood, harmless=family.harmless, only=family.only
   )
   hf = {**family.defaults, **hf}
   fields: dict[str, Any]
   hf_config.check_types(hf, dict.fromkeys(family.sizes, hf_config.SIZE))
-  fields = {ours: hf[key] for key, ours in family.sizes.items()}
-  parts, even = fields["heads"], ""
+  fields = {field: hf[key] for key, field in family.sizes.items()}
+  divisor = fields["heads"]
+  condition = ""
   if family is _BERT:
     hf_config.check_types(hf, {"layer_norm_eps": hf_config.NUMBER})
     fields["norm_eps"] = hf["layer_norm_eps"]
@@ -222,19 +256,20 @@ def from_hf(hf: Mapping[str, Any]) -> Architecture:
       fields["first_position"] = hf["pad_token_id"] + 1
   else:
     fields |= _modernbert(hf, fields["layers"])
-    parts, even = 2 * parts, " of an even width"
-  if fields["d_model"] % parts:
+    divisor *= 2  # Rotary positions turn pairs.
+    condition = " of an even width"
+  if fields["d_model"] % divisor:
     raise ValueError(
       f"config.json: hidden_size {fields['d_model']} is not divisible by "
-      f"{fields['heads']} attention heads{even}."
+      f"{fields['heads']} attention heads{condition}."
     )
   return Architecture(**fields)
 
 
 def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
-  """Returns the fields of ModernBERT that are no sizes.
+  """Returns the fields of ModernBERT that are not sizes.
 
-  Older files say how many layers have no window, and thetas, by other keys.
+  Older files use other keys for the layers without a window and the thetas.
   """
   hf_config.check_types(
     hf, dict.fromkeys(_FLAGS, hf_config.SWITCH) | {"norm_eps": hf_config.NUMBER}
@@ -243,10 +278,10 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
   hf_config.check_keys(rope, understood=(_WHOLE, _WINDOW), only={})
   kinds = hf.get("layer_types")
   if kinds is None:
-    every = "global_attn_every_n_layers"
-    hf_config.check_types(hf, {every: hf_config.SIZE})
-    kinds = [_WINDOW if i % hf[every] else _WHOLE for i in range(layers)]
-  each = hf_config.Kind(
+    period = "global_attn_every_n_layers"
+    hf_config.check_types(hf, {period: hf_config.SIZE})
+    kinds = [_WINDOW if i % hf[period] else _WHOLE for i in range(layers)]
+  layer_types = hf_config.Kind(
     f"{_WHOLE!r} or {_WINDOW!r} for each of {layers} layers",
     lambda x: (
       isinstance(x, list)
@@ -254,22 +289,24 @@ def _modernbert(hf: Mapping[str, Any], layers: int) -> dict[str, Any]:
       and {_WHOLE, _WINDOW}.issuperset(map(str, x))
     ),
   )
-  hf_config.check_types({"layer_types": kinds}, {"layer_types": each})
+  hf_config.check_types({"layer_types": kinds}, {"layer_types": layer_types})
   fields: dict[str, Any] = {
     "norm_eps": hf["norm_eps"],
     "windowed": tuple(kind == _WINDOW for kind in kinds),
-    **{key: hf[key] for key in _FLAGS},
   }
-  for kind, ours in ((_WHOLE, "global"), (_WINDOW, "local")):
-    said = _object(rope, kind)
+  fields |= {key: hf[key] for key in _FLAGS}
+  for kind, reach in ((_WHOLE, "global"), (_WINDOW, "local")):
+    options = _object(rope, kind)
     plain = ("default", None)
     hf_config.check_keys(
-      said, understood=("rope_theta",), only={"rope_type": plain, "type": plain}
+      options,
+      understood=("rope_theta",),
+      only={"rope_type": plain, "type": plain},
     )
-    theta = "rope_theta" if "rope_theta" in said else f"{ours}_rope_theta"
-    said = {**hf, **said}
-    hf_config.check_types(said, {theta: hf_config.NUMBER})
-    fields[f"{ours}_theta"] = float(said[theta])
+    theta = "rope_theta" if "rope_theta" in options else f"{reach}_rope_theta"
+    options = {**hf, **options}
+    hf_config.check_types(options, {theta: hf_config.NUMBER})
+    fields[f"{reach}_theta"] = float(options[theta])
   return fields
 
 
@@ -286,10 +323,14 @@ def _object(hf: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
   """Returns every weight of `a`; their names in files begin with `prefix`.
 
-  Weights are stored in the file's own layout.
+  Weights keep the layout that they have in the file.
   """
-  sizes = {"D": a.d_model, "3D": 3 * a.d_model}
-  sizes |= {"M": a.mlp_dim, "2M": 2 * a.mlp_dim}
+  sizes = {
+    "D": a.d_model,
+    "3D": 3 * a.d_model,
+    "M": a.mlp_dim,
+    "2M": 2 * a.mlp_dim,
+  }
 
   def row(path, name, shape, init, layers=0) -> weights.Weight:
     stack = (layers,) if layers else ()
@@ -307,15 +348,18 @@ def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
   def pair(path, module, shape, flag, layers=0) -> list[weights.Weight]:
     """Returns a norm or a projection, and its bias unless the flag is off."""
     init = None if len(shape) == 1 else 0.02
-    out = [row(path, f"{module}.weight", shape, init, layers)]
+    weight_and_bias = [row(path, f"{module}.weight", shape, init, layers)]
     if getattr(a, flag):
       path = (*path[:-1], f"{path[-1]}_bias")
-      out.append(row(path, f"{module}.bias", shape[:1], 0.0, layers))
-    return out
+      bias = row(path, f"{module}.bias", shape[:1], 0.0, layers)
+      weight_and_bias.append(bias)
+    return weight_and_bias
 
   width = (a.d_model,)
   if not a.windowed:
-    family, layer, norm = _BERT, "encoder.layer.{layer}.", "LayerNorm"
+    family = _BERT
+    layer = "encoder.layer.{layer}."
+    norm = "LayerNorm"
     embedded = {
       "words": ("word_embeddings", a.vocab_size),
       "positions": ("position_embeddings", a.positions),
@@ -323,7 +367,9 @@ def rows(a: Architecture, prefix: str = "") -> list[weights.Weight]:
     }
     table = []
   else:
-    family, layer, norm = _MODERNBERT, "layers.{layer}.", "norm"
+    family = _MODERNBERT
+    layer = "layers.{layer}."
+    norm = "norm"
     embedded = {"words": ("tok_embeddings", a.vocab_size)}
     table = pair(("final_norm",), "final_norm", width, "norm_bias")
     for i in range(1, a.layers):  # The first layer has none.
@@ -346,20 +392,29 @@ def load(
   sharding: jax.sharding.Sharding,
   dtype: Any,
 ) -> Params:
-  """Reads a folder's safetensors; `sharding` should replicate them.
+  """Reads the weights of a folder's safetensors files.
+
+  Args:
+    folder: a Hugging Face folder.
+    a: the architecture.
+    sharding: sharding of every weight; it should replicate them.
+    dtype: dtype of the weights.
+
+  Returns:
+    The parameters of `forward`, with one entry for each layer.
 
   Raises:
     ValueError: a tensor is missing, unknown or misshaped; the message names it.
   """
   family = _MODERNBERT if a.windowed else _BERT
-  found = tensor_files.headers(folder)
+  tensors = tensor_files.headers(folder)
   prefix = next(
-    (p for p in family.prefixes if any(n.startswith(p) for n in found)), ""
+    (p for p in family.prefixes if any(n.startswith(p) for n in tensors)), ""
   )
   table = rows(a, prefix)
-  where = weights.tree(table, lambda row: sharding)
+  shardings = weights.tree(table, lambda row: sharding)
   params = tensor_files.load(
-    folder, table, shardings=where, dtype=dtype, ignored=family.ignored
+    folder, table, shardings=shardings, dtype=dtype, ignored=family.ignored
   )
   # Unstack the layers once, because slicing inside the jitted call would copy
   # every weight in every call.
@@ -388,19 +443,22 @@ def forward(
   Returns:
     `[B, T, D]`; values at padding are undefined.
   """
-  (b, t), at = ids.shape, jnp.arange(ids.shape[1])
-  visible = (at < lengths[:, None])[:, None, :, None]
+  b, t = ids.shape
+  positions = jnp.arange(t)
+  visible = (positions < lengths[:, None])[:, None, :, None]
   x = params["words"][ids]
   if not a.windowed:
-    at_first = slice(a.first_position, a.first_position + t)
-    x = x + params["token_types"][0] + params["positions"][at_first]
+    rows = slice(a.first_position, a.first_position + t)
+    x = x + params["token_types"][0] + params["positions"][rows]
     kinds: list[Any] = [(visible, None)] * a.layers
   else:
-    near = jnp.abs(at[:, None] - at) <= a.window // 2
+    in_window = jnp.abs(positions[:, None] - positions) <= a.window // 2
     width = a.d_model // a.heads
-    whole = visible, _rotary(width, a.global_theta, t)
-    window = visible & near, _rotary(width, a.local_theta, t)
-    kinds = [window if windowed else whole for windowed in a.windowed]
+    without_window = (visible, _rotary(width, a.global_theta, t))
+    with_window = (visible & in_window, _rotary(width, a.local_theta, t))
+    kinds = [
+      with_window if windowed else without_window for windowed in a.windowed
+    ]
   x = _norm(params, "norm", x.reshape(b * t, -1).T, a)
   for i, (mask, turns) in enumerate(kinds):
     x = _layer(params[f"{_LAYERS}_{i}"], a, x, mask, turns)
@@ -430,28 +488,35 @@ def _attention(
 
   Scores are `[B, N, keys, queries]`, because XLA does not vectorise reductions
   over the last axis on CPUs. The division by the sum comes last, because it
-  then costs H divisions for each query instead of T. `mask` says which keys a
-  query sees, bool `[B, 1, T, 1]` or `[B, 1, T, T]`; `turns` are of `_rotary`,
-  None where positions are in `x`, `[D, B * T]`.
+  then costs H divisions for each query instead of T.
+
+  Args:
+    w: weights of the layer.
+    a: the architecture.
+    x: `[D, B * T]`.
+    mask: which keys a query sees, bool `[B, 1, T, 1]` or `[B, 1, T, T]`.
+    turns: the result of `_rotary`; None if `x` has absolute positions.
   """
-  b, t = mask.shape[0], mask.shape[2]
+  b, _, t, _ = mask.shape
   if "qkv" in w:
-    parts = jnp.split(_project(w, "qkv", x), 3)
+    projections = jnp.split(_project(w, "qkv", x), 3)
   else:
-    parts = [_project(w, key, x) for key in "qkv"]
+    projections = [_project(w, key, x) for key in "qkv"]
   # [B, N, H, T].
   q, k, v = (
-    part.reshape(a.heads, -1, b, t).transpose(2, 0, 1, 3) for part in parts
+    projection.reshape(a.heads, -1, b, t).transpose(2, 0, 1, 3)
+    for projection in projections
   )
   if turns is not None:
-    q, k = _rotate(q, turns), _rotate(k, turns)
+    q = _rotate(q, turns)
+    k = _rotate(k, turns)
   q = q * q.shape[-2] ** -0.5
   scores = _dot(k.swapaxes(-1, -2), q).astype(jnp.float32)
   scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
   shares = jnp.exp(scores - scores.max(-2, keepdims=True))
   total = shares.sum(-2, keepdims=True)
-  out = (_dot(v, shares.astype(v.dtype)) / total).astype(v.dtype)
-  return _project(w, "o", out.transpose(1, 2, 0, 3).reshape(x.shape))
+  mixed = (_dot(v, shares.astype(v.dtype)) / total).astype(v.dtype)
+  return _project(w, "o", mixed.transpose(1, 2, 0, 3).reshape(x.shape))
 
 
 def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -461,7 +526,8 @@ def _dot(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def _project(w: Params, key: str, x: jax.Array) -> jax.Array:
   """Multiplies by a weight and adds its bias, if it has one."""
-  y, bias = _dot(w[key], x), w.get(f"{key}_bias")
+  y = _dot(w[key], x)
+  bias = w.get(f"{key}_bias")
   return y if bias is None else y + bias[:, None]
 
 

@@ -41,12 +41,12 @@ class Encoder:
       None: bfloat16 on accelerators, float32 on CPUs.
     devices: devices over which rows are sharded, each with all weights; None:
       one CPU device, because accelerators are for the policy.
-    given: see `encoder_settings.settle`.
+    overrides: fields of `EncoderSettings`, see `encoder_settings.settle`.
 
   Attributes:
     settings: prefixes, pooling and the maximum length.
     dim: width of a vector.
-    cut: number of texts so far whose end was not read.
+    cut: number of texts so far that were longer than the maximum.
 
   Raises:
     ValueError: a file or a setting is missing or not supported; the message
@@ -59,23 +59,27 @@ class Encoder:
     *,
     dtype: Any = None,
     devices: Sequence[jax.Device] | None = None,
-    **given: Any,
+    **overrides: Any,
   ):
     folder = pathlib.Path(folder)
     model = models.describe(folder)
     self.settings = settings = encoder_settings.settle(
-      folder, usual=model.pooling, most=model.max_tokens, **given
+      folder,
+      default_pooling=model.pooling,
+      model_tokens=model.max_tokens,
+      **overrides,
     )
     self._tokenizer, self._end, sha256 = _tokenizer(
       folder, model, settings.max_tokens
     )
-    self.dim, self.cut = model.dim, 0
+    self.dim = model.dim
+    self.cut = 0
     devices = [platforms.cpu()] if devices is None else devices
     if dtype is None:
       on_cpu = devices[0].platform == "cpu"
       dtype = jnp.float32 if on_cpu else jnp.bfloat16
     mesh = jax.sharding.Mesh(np.asarray(devices), ("data",))
-    whole = jax.sharding.NamedSharding(mesh, jax.P())
+    replicated = jax.sharding.NamedSharding(mesh, jax.P())
 
     def vectors(params: Any, ids: jax.Array, lengths: jax.Array) -> jax.Array:
       hidden = model.hidden(params, ids, lengths)
@@ -83,7 +87,7 @@ class Encoder:
 
     self._model = batched.BatchedModel(
       vectors,
-      model.load(folder, sharding=whole, dtype=dtype),
+      model.load(folder, sharding=replicated, dtype=dtype),
       dim=model.dim,
       mesh=mesh,
       shapes=batched.shapes(devices, settings.max_tokens),
@@ -104,15 +108,22 @@ class Encoder:
     folder: str | os.PathLike | None = None,
     devices: Sequence[jax.Device] | None = None,
   ) -> Encoder:
-    """Loads an encoder with the settings in another one's identity.
+    """Loads an encoder with the settings in another encoder's identity.
 
-    From `folder`, or from the other one's. The weights are not compared; the
-    caller compares the identities.
+    Args:
+      identity: the identity of the other encoder. The caller compares it with
+        that of the result; the weights are not compared here.
+      folder: the folder to load; None: the one that the identity names.
+      devices: see the class.
+
+    Raises:
+      KeyError: the identity lacks a setting.
+      ValueError: see the class.
     """
-    said = (*encoder_settings.NAMES, "dtype")
+    names = (*encoder_settings.NAMES, "dtype")
     return cls(
       identity["folder"] if folder is None else folder,
-      **{name: identity[name] for name in said},
+      **{name: identity[name] for name in names},
       devices=devices,
     )
 
@@ -127,7 +138,7 @@ class Encoder:
       ValueError: the vectors are not finite.
     """
     ids = self._ids(texts, self.settings.query_prefix)
-    return self._model(ids, few=True)
+    return self._model(ids, for_queries=True)
 
   def passages(self, texts: Sequence[str]) -> np.ndarray:
     """Returns vectors of passages, as `queries` does, in larger calls."""
@@ -136,24 +147,26 @@ class Encoder:
   def tokenizer(self) -> tuple[tokenizers.Tokenizer, int]:
     """See `search.Tokenized`."""
     (prefix,) = self._ids([""], self.settings.passage_prefix)
-    whole = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
-    whole.no_truncation()
-    return whole, self.settings.max_tokens - len(prefix)
+    untruncated = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+    untruncated.no_truncation()
+    return untruncated, self.settings.max_tokens - len(prefix)
 
   def _ids(self, texts: Sequence[str], prefix: str) -> list[np.ndarray]:
     """Returns the int32 ids of each text with `prefix` before it, never empty.
 
     Lone surrogates are replaced by U+FFFD.
     """
-    out = []
+    ids = []
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
-      some = texts[start : start + _TEXTS_AT_ONCE]
-      found = self._tokenizer.encode_batch_fast(
-        [prefix + _SURROGATES.sub("\ufffd", text) for text in some]
+      encodings = self._tokenizer.encode_batch_fast(
+        [
+          prefix + _SURROGATES.sub("\ufffd", text)
+          for text in texts[start : start + _TEXTS_AT_ONCE]
+        ]
       )
-      self.cut += sum(bool(each.overflowing) for each in found)
-      out += [np.asarray(each.ids + self._end, np.int32) for each in found]
-    return out
+      self.cut += sum(bool(x.overflowing) for x in encodings)
+      ids += [np.asarray(x.ids + self._end, np.int32) for x in encodings]
+    return ids
 
 
 def _tokenizer(
@@ -161,9 +174,8 @@ def _tokenizer(
 ) -> tuple[tokenizers.Tokenizer, list[int], str]:
   """Returns a folder's tokenizer, the ids that end its texts, and its hash.
 
-  It adds special tokens and cuts long texts. The model's `end` ends every text
-  if the tokenizer adds no special token; without one such a tokenizer is
-  refused.
+  The tokenizer adds special tokens and cuts long texts. If it adds none, the
+  model's `end` ends every text, and a model without `end` is refused.
   """
   path = folder / "tokenizer.json"
   if not path.is_file():
@@ -184,9 +196,11 @@ def _tokenizer(
       f"{folder}: the tokenizer has {size} tokens, but the embedding has "
       f"{model.vocab_size} rows; they belong to different models."
     )
-  special, end = tokenizer.num_special_tokens_to_add(is_pair=False), []
+  special = tokenizer.num_special_tokens_to_add(is_pair=False)
+  end = []
   if not special and model.end is not None:
-    special, end = 1, [model.end]
+    special = 1
+    end = [model.end]
   if not 0 < special < max_tokens:
     raise ValueError(
       f"{folder}: the tokenizer adds {special} special tokens to a text; "

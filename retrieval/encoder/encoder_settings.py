@@ -27,8 +27,8 @@ _TASK = (
   "Instruct: Given a web search query, retrieve relevant passages that answer "
   "the query\nQuery:"
 )
-# The prefixes that models are trained with, by a part of their names: Nomic's,
-# the usual task of those with a task before each query, and E5's.
+# The prefixes that models are trained with, by a part of the model's name:
+# Nomic's, the retrieval task of models that take an instruction, and E5's.
 _TRAINED = (
   (
     re.compile(r"(?<![a-z0-9])modernbert-embed(?![a-z0-9])", re.IGNORECASE),
@@ -83,42 +83,48 @@ NAMES = tuple(field.name for field in dataclasses.fields(EncoderSettings))
 
 
 def settle(
-  folder: pathlib.Path, *, usual: str = "mean", most: int, **given: Any
+  folder: pathlib.Path,
+  *,
+  default_pooling: str = "mean",
+  model_tokens: int,
+  **overrides: Any,
 ) -> EncoderSettings:
   """Returns the settings of an encoder's folder.
 
   Args:
-    usual: the pooling of a folder that names none.
-    most: the most tokens that the model can read.
-    given: fields of `EncoderSettings` that are known; None: unknown.
+    folder: a Hugging Face folder.
+    default_pooling: the pooling if neither folder nor name decides it.
+    model_tokens: the most tokens that the model can read.
+    overrides: fields of `EncoderSettings` that take precedence; None leaves a
+      field to the folder.
 
   Raises:
     ValueError: a setting is not supported; the message names it.
   """
-  given = {name: value for name, value in given.items() if value is not None}
+  fields = {k: v for k, v in overrides.items() if v is not None}
   path = folder / "sentence_bert_config.json"
-  said = _object(path)
-  if said.get("do_lower_case"):
+  config = _object(path)
+  if config.get("do_lower_case"):
     raise ValueError(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
       "lowercase. If it does, set do_lower_case to false."
     )
   names = _names(folder)
-  trained = (each for name, each in _TRAINED if name.search(names))
-  prefixes = {"query_prefix": "", "passage_prefix": ""}
-  given = prefixes | (_prompts(folder) or next(trained, {})) | given
-  if "max_tokens" not in given:
-    length = said.get("max_seq_length")
+  trained = (prefixes for name, prefixes in _TRAINED if name.search(names))
+  no_prefixes = {"query_prefix": "", "passage_prefix": ""}
+  fields = no_prefixes | (_prompts(folder) or next(trained, {})) | fields
+  if "max_tokens" not in fields:
+    length = config.get("max_seq_length")
     length = length if type(length) is int and length > 0 else _MAX_TOKENS
-    given["max_tokens"] = min(length, most)
-  elif given["max_tokens"] > most:
+    fields["max_tokens"] = min(length, model_tokens)
+  elif fields["max_tokens"] > model_tokens:
     raise ValueError(
-      f"max_tokens: found {given['max_tokens']}, but {folder} has only {most} "
-      "positions; expected at most that many."
+      f"max_tokens: found {fields['max_tokens']}, but {folder} has only "
+      f"{model_tokens} positions; expected at most that many."
     )
-  if "pooling" not in given:
-    given["pooling"] = _pooling(folder, usual)
-  return EncoderSettings(**given)
+  if "pooling" not in fields:
+    fields["pooling"] = _pooling(folder, default_pooling)
+  return EncoderSettings(**fields)
 
 
 def _names(folder: pathlib.Path) -> str:
@@ -128,10 +134,10 @@ def _names(folder: pathlib.Path) -> str:
   return f"{model_name(folder)}\n{made_from.name}"
 
 
-def _pooling(folder: pathlib.Path, usual: str) -> str:
+def _pooling(folder: pathlib.Path, default_pooling: str) -> str:
   path = folder / "modules.json"
   if not path.is_file():
-    return "cls" if _FIRST_TOKEN.search(_names(folder)) else usual
+    return "cls" if _FIRST_TOKEN.search(_names(folder)) else default_pooling
   modules = {}
   for module in json_files.read(path, list):
     kind = str(module.get("type") if isinstance(module, dict) else module)
@@ -144,22 +150,22 @@ def _pooling(folder: pathlib.Path, usual: str) -> str:
       )
     modules[kind] = module.get("path")
   if "Pooling" not in modules:
-    return usual
-  at = folder / str(modules["Pooling"])
-  if not at.resolve().is_relative_to(folder.resolve()):
+    return default_pooling
+  module_folder = folder / str(modules["Pooling"])
+  if not module_folder.resolve().is_relative_to(folder.resolve()):
     raise ValueError(
       f"{path}: found the module's folder {modules['Pooling']!r}, expected one "
       "inside this folder."
     )
-  path = at / "config.json"
+  path = module_folder / "config.json"
   config = _object(path)
   if "pooling_mode" in config and config.get("include_prompt", True):
     return str(config["pooling_mode"])
   modes = [
     key for key, on in config.items() if key.startswith("pooling_mode") and on
   ]
-  known = len(modes) == 1 and modes[0] in _MODES
-  if not known or not config.get("include_prompt", True):
+  is_supported = len(modes) == 1 and modes[0] in _MODES
+  if not is_supported or not config.get("include_prompt", True):
     raise ValueError(
       f"{path}: pooling by {', '.join(modes) or 'nothing'} is not supported; "
       f"expected one of {', '.join(_MODES)}, prompts included."
@@ -178,13 +184,11 @@ def _prompts(folder: pathlib.Path) -> dict[str, str]:
   if not isinstance(prompts, dict):
     return {}
   default = str(values.get("default_prompt_name"))
-  said = {
-    side: str(
-      next((prompts[n] for n in (*names, default) if n in prompts), "") or ""
-    )
-    for side, names in _PROMPTS.items()
-  }
-  return said if any(said.values()) else {}
+  prefixes = {}
+  for prefix, names in _PROMPTS.items():
+    present = [prompts[name] for name in (*names, default) if name in prompts]
+    prefixes[prefix] = str(present[0] or "") if present else ""
+  return prefixes if any(prefixes.values()) else {}
 
 
 def model_name(folder: pathlib.Path) -> str:

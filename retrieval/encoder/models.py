@@ -28,8 +28,8 @@ from anysearch_jax.retrieval.encoder import bidirectional
 Params = dict[str, Any]
 
 _DECODERS = ("qwen2", "qwen3", "llama")
-# What published decoders have beside the rows of the table: buffers, and a head
-# that an encoder does not use.
+# Tensors of published decoders that the table lacks: buffers, and a head that
+# an encoder does not use.
 _IGNORED = (
   r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|lm_head\..*"
 )
@@ -84,13 +84,13 @@ def describe(folder: pathlib.Path) -> Model:
         max_tokens=a.max_tokens,
         dim=a.d_model,
         identity=a.identity(),
-        load=lambda folder, **how: bidirectional.load(folder, a, **how),
+        load=lambda folder, **options: bidirectional.load(folder, a, **options),
         hidden=lambda params, *text: bidirectional.forward(params, a, *text),
       )
-    known = ", ".join(map(repr, (*bidirectional.KINDS, *_DECODERS)))
+    supported = ", ".join(map(repr, (*bidirectional.KINDS, *_DECODERS)))
     raise ValueError(
       f"config.json: model_type {kind!r} is not supported; expected one of "
-      f"{known}."
+      f"{supported}."
     )
   except ValueError as error:
     raise ValueError(f"{folder}: {error}") from error
@@ -107,8 +107,10 @@ def _decoder(config: Mapping[str, Any]) -> Model:
     config.pop("architectures", None)
   a = table.headless(hf_architecture.from_hf(config))
   end = config.get("eos_token_id")
-  end = end[0] if isinstance(end, list) and end else end
-  end = end if type(end) is int and 0 <= end < a.vocab_size else None
+  if isinstance(end, list) and end:
+    end = end[0]
+  if type(end) is not int or not 0 <= end < a.vocab_size:
+    end = None
 
   def load(folder: pathlib.Path, *, sharding: Any, dtype: Any) -> Params:
     """Reads the weights; their names may lack the prefix `model.`."""
@@ -119,9 +121,9 @@ def _decoder(config: Mapping[str, Any]) -> Model:
         dataclasses.replace(row, name=row.name.removeprefix("model."))
         for row in rows
       ]
-    where = weights.tree(rows, lambda row: sharding)
+    shardings = weights.tree(rows, lambda row: sharding)
     return tensor_files.load(
-      folder, rows, shardings=where, dtype=dtype, ignored=_IGNORED
+      folder, rows, shardings=shardings, dtype=dtype, ignored=_IGNORED
     )
 
   def hidden(params: Params, ids: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -30,11 +30,12 @@ from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval.index import search, vectors
 
 KINDS = ("bm25", "flat", "faiss_file")
-BUILT, BEGUN = "index.json", "build.json"
+BUILT = "index.json"
+BEGUN = "build.json"
 # Names the folder of the newest of several builds, see `documents.folder`.
 CURRENT = "current.json"
-# Bytes of an index of words by byte of its corpus, at most.
-_WORDS = 0.25
+# The most bytes of an index of words for each byte of its corpus.
+_WORD_INDEX_SHARE = 0.25
 _PATIENCE = 6 * 3600.0  # Seconds to wait for another builder's lock.
 
 
@@ -49,10 +50,10 @@ class Settings:
     language: language of the passages for BM25, one of `analysis.LANGUAGES`.
     faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus.
     search: lists (`nprobe`) or candidates (`efSearch`) that a search of
-      `faiss_file` reads; 0: 64 lists or 256 candidates.
+      `faiss_file` reads; 0 means 64 lists or 256 candidates.
     vectors: the file of an IndexFlatIP whose row i is the vector of passage i;
       "": the encoder makes the vectors.
-    shard: rows of a shard, which is the unit of resuming.
+    shard: rows of a shard; a stopped build loses at most one shard's vectors.
     skip_malformed: whether to skip lines that are not a passage.
   """
 
@@ -79,7 +80,7 @@ def build(
   process: int = 0,
   processes: int = 1,
   on_bytes: Callable[[int], None] = lambda done: None,
-  on_rows: Callable[[int, int], None] = lambda done, of: None,
+  on_rows: Callable[[int, int], None] = lambda done, total: None,
   on_plan: Callable[[str], None] = lambda line: None,
 ) -> bool:
   """Builds an index, or resumes building it.
@@ -89,11 +90,12 @@ def build(
     folder: folder of the index; created if missing.
     settings: settings of the index.
     encoder: encoder of passages; required for all kinds except `bm25`.
-    process, processes: number of this process, from 0, and number of processes
-      that build together.
-    on_bytes: called with the bytes of the corpus read so far.
-    on_rows: called with the rows encoded so far and all rows of this process.
-    on_plan: called with what the index takes, before it is built.
+    process: number of this process, from 0.
+    processes: number of processes that build together.
+    on_bytes: called with the number of bytes of the corpus read so far.
+    on_rows: called with the number of rows that this process has encoded, and
+      of all its rows.
+    on_plan: called with a line about the size of the index, before it is built.
 
   Returns:
     Whether the index is finished; False if other processes still encode.
@@ -111,7 +113,7 @@ def build(
       "another folder."
     )
   folder.mkdir(parents=True, exist_ok=True)
-  with alone(folder):
+  with locked(folder):
     corpus = passages.prepare(
       source,
       folder / "corpus",
@@ -119,21 +121,28 @@ def build(
       on_bytes=on_bytes,
     )
     identity = _identity(corpus, settings, encoder)
-    _begin(folder, identity)
+    _claim(folder, identity)
   if (folder / BUILT).is_file():
     return True
   if settings.kind == "bm25":
-    on_plan(_planned(folder, corpus, None))
+    on_plan(_size_line(folder, corpus, None))
   elif encoder is not None and settings.kind == "flat":
     shards = shards_of(folder, identity)
-    on_plan(_planned(folder, corpus, shards))
-    make = vectors.encoded(corpus, encoder)
+    on_plan(_size_line(folder, corpus, shards))
     if settings.vectors:
-      make = _opened(settings, corpus, encoder)[0].stored
-    _write(shards, make, process, processes, on_rows)
+      vector_source = _open_file(settings, corpus, encoder)[0].stored
+    else:
+      vector_source = vectors.from_encoder(corpus, encoder)
+    _write_shards(
+      shards,
+      vector_source,
+      process=process,
+      processes=processes,
+      on_rows=on_rows,
+    )
     if not all(map(shards.written, range(len(shards)))):
       return False
-  with alone(folder):
+  with locked(folder):
     if not (folder / BUILT).is_file():
       if encoder is None:
         from anysearch_jax.retrieval.index import word_index
@@ -141,30 +150,37 @@ def build(
         texts = corpus.contents(0, len(corpus))
         word_index.write(folder / "words", texts, language=settings.language)
       elif settings.kind == "faiss_file":
-        parameter = _opened(settings, corpus, encoder)[1]
+        parameter = _open_file(settings, corpus, encoder)[1]
         if parameter:
           identity = _hashed(identity | {"search": parameter})
       json_files.write(folder / BUILT, identity)
   return True
 
 
-def _planned(
+def _size_line(
   folder: pathlib.Path, corpus: passages.Corpus, shards: vectors.Shards | None
 ) -> str:
-  """Returns a line: what the index takes; refuses a disk without space."""
+  """Returns a line about the size of the index.
+
+  Raises:
+    ValueError: the disk has too little space.
+  """
   if shards is None:
-    size = _WORDS * corpus.info["bytes"]
-    more = 2 * size  # Segments are merged into new ones.
+    size = _WORD_INDEX_SHARE * corpus.info["bytes"]
+    unwritten = 2 * size  # Segments are merged into new ones.
   else:
-    each = shards.dim * (4 if shards.dtype == "float32" else 2)
-    rows = [shards.span(i) for i in range(len(shards)) if not shards.written(i)]
-    size, more = len(corpus) * each, sum(b - a for a, b in rows) * each
+    row_bytes = shards.dim * (4 if shards.dtype == "float32" else 2)
+    spans = [
+      shards.span(i) for i in range(len(shards)) if not shards.written(i)
+    ]
+    size = len(corpus) * row_bytes
+    unwritten = sum(end - start for start, end in spans) * row_bytes
   free = shutil.disk_usage(folder).free
   line = (
     f"{folder}: the index takes {size / 1e9:.1f} GB, which searches need in "
-    f"memory to be fast; {more / 1e9:.1f} GB are to be written"
+    f"memory to be fast; {unwritten / 1e9:.1f} GB are to be written"
   )
-  if more > free:
+  if unwritten > free:
     raise ValueError(
       f"{line}, found {free / 1e9:.1f} GB free; expected more. Free some, or "
       "name a folder on another disk; --dtype=bfloat16 halves vectors."
@@ -172,8 +188,8 @@ def _planned(
   return line
 
 
-def newest(folder: str | os.PathLike) -> pathlib.Path:
-  """Returns the folder with an index's files: that of the newest build."""
+def newest_build(folder: str | os.PathLike) -> pathlib.Path:
+  """Returns the folder of the newest of several builds, or this folder."""
   folder = pathlib.Path(folder)
   try:
     return folder / json_files.read(folder / CURRENT)["build"]
@@ -188,7 +204,7 @@ def shards_of(
   return vectors.Shards(
     pathlib.Path(folder) / "vectors",
     count=identity["corpus"]["passages"],
-    each=identity["shard"],
+    rows_per_shard=identity["shard"],
     dim=identity["encoder"]["dim"],
     dtype=identity["dtype"],
   )
@@ -209,18 +225,19 @@ def _validate(
     )
   if kind == "faiss_file" and not settings.faiss_file:
     raise ValueError("faiss_file: found nothing, expected the index's file.")
-  for name, of in (
+  for name, kind_with_setting in (
     ("faiss_file", "faiss_file"),
     ("search", "faiss_file"),
     ("vectors", "flat"),
   ):
-    if (found := getattr(settings, name)) and kind != of:
+    value = getattr(settings, name)
+    if value and kind != kind_with_setting:
       raise ValueError(
-        f"{name}: found {found} for kind {kind}, expected it for kind {of} "
-        "only."
+        f"{name}: found {value} for kind {kind}, expected it for kind "
+        f"{kind_with_setting} only."
       )
   if kind == "bm25":
-    analysis.shared(settings.language)
+    analysis.get_analyzer(settings.language)
   if settings.shard < 1 or not 0 <= process < processes:
     raise ValueError(
       f"Found shards of {settings.shard} rows and process {process} of "
@@ -231,7 +248,7 @@ def _validate(
 def _identity(
   corpus: passages.Corpus, settings: Settings, encoder: search.Encoder | None
 ) -> dict[str, Any]:
-  """Returns JSON values that identify the answers, with a hash of them all."""
+  """Returns JSON values that identify the answers, and their hash."""
   values: dict[str, Any] = {
     "kind": settings.kind,
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
@@ -268,66 +285,67 @@ def _hashed(values: dict[str, Any]) -> dict[str, Any]:
 
 def without_paths(identity: dict[str, Any]) -> dict[str, Any]:
   """Returns an identity without paths, which may change or be private."""
-  out = dict(identity)
+  cleaned = dict(identity)
   for name, key in (("encoder", "folder"), ("file", "path")):
-    if name in out:
-      out[name] = {k: v for k, v in out[name].items() if k != key}
-  return out
+    if name in cleaned:
+      cleaned[name] = {k: v for k, v in cleaned[name].items() if k != key}
+  return cleaned
 
 
-def _begin(folder: pathlib.Path, identity: dict[str, Any]) -> None:
+def _claim(folder: pathlib.Path, identity: dict[str, Any]) -> None:
   """Claims the folder for an index, or checks that it is for the same one."""
-  begun = folder / BEGUN
-  if not begun.is_file():
-    json_files.write(begun, identity)
+  path = folder / BEGUN
+  if not path.is_file():
+    json_files.write(path, identity)
     return
-  found = without_paths(json_files.read(begun))
+  begun = without_paths(json_files.read(path))
   identity = without_paths(identity)
-  for name in [*identity, *found]:
-    if found.get(name) != identity.get(name):
+  for name in [*identity, *begun]:
+    if begun.get(name) != identity.get(name):
       raise OtherIndexError(
-        f"{folder}: the build was begun with {name} {found.get(name)}, and the "
+        f"{folder}: the build was begun with {name} {begun.get(name)}, and the "
         f"command now has {identity.get(name)}; name another folder, or remove "
         "this one."
       )
 
 
-def _write(
+def _write_shards(
   shards: vectors.Shards,
-  make: vectors.Source,
+  vector_source: vectors.Source,
+  *,
   process: int,
   processes: int,
   on_rows: Callable[[int, int], None],
 ) -> None:
   """Writes the shards of this process that are not finished."""
-  mine = range(process, len(shards), processes)
-  of = sum(end - start for start, end in map(shards.span, mine))
+  shard_numbers = range(process, len(shards), processes)
+  total = sum(end - start for start, end in map(shards.span, shard_numbers))
   done = 0
 
   def counted(start: int, end: int) -> Iterator[np.ndarray]:
     nonlocal done
-    for some in make(start, end):
-      yield some
-      done += len(some)
-      on_rows(done, of)
+    for block in vector_source(start, end):
+      yield block
+      done += len(block)
+      on_rows(done, total)
 
-  on_rows(0, of)
-  for shard in mine:
+  on_rows(0, total)
+  for shard in shard_numbers:
     start, end = shards.span(shard)
     if shards.finished(shard):
       done += end - start
-      on_rows(done, of)
+      on_rows(done, total)
     else:
       shards.write(shard, counted(start, end))
 
 
-def _opened(
+def _open_file(
   settings: Settings, corpus: passages.Corpus, encoder: search.Encoder
 ) -> tuple[Any, dict[str, Any]]:
-  """Opens the settings' FAISS file, whose rows are the passages' vectors.
+  """Opens the FAISS file of the settings, and checks its rows by a sample.
 
   Returns:
-    The `FaissFile`, and as JSON values how much its searches read.
+    The `FaissFile`, and the result of `faiss_file.set_search_depth`.
 
   Raises:
     ValueError: the file is of another kind, or has other rows or vectors.
@@ -346,14 +364,14 @@ def _opened(
       f"{path}: found {file.count} rows of {file.dim}, expected {len(corpus)} "
       f"of {encoder.dim}, one row a passage, of the encoder's dimension."
     )
-  parameter = faiss_file.apply(file.index, settings.search)
-  rows = vectors.sample(len(corpus))
-  made = encoder.passages([corpus[row].contents for row in rows])
-  alike = faiss_file.agreement(file.index, rows, made)
-  expected = 1.0 if settings.vectors else faiss_file.ALIKE
-  if alike < expected:
+  parameter = faiss_file.set_search_depth(file.index, settings.search)
+  rows = vectors.sample_rows(len(corpus))
+  encoded = encoder.passages([corpus[row].contents for row in rows])
+  agreement = faiss_file.agreement(file.index, rows, encoded)
+  expected = 1.0 if settings.vectors else faiss_file.LEAST_AGREEMENT
+  if agreement < expected:
     raise ValueError(
-      f"{path}: found the encoder's vectors in {alike:.0%} of {len(rows)} "
+      f"{path}: found the encoder's vectors in {agreement:.0%} of {len(rows)} "
       f"sampled rows, expected them in {expected:.0%}. The file, the "
       "corpus or the encoder (its pooling and prefix too) is another one, or "
       "the rows or ids are in another order."
@@ -361,6 +379,6 @@ def _opened(
   return file, parameter
 
 
-def alone(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-  """Holds the folder's lock, for which it waits; raises as `run_lock.hold`."""
+def locked(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+  """Waits for the folder's lock and holds it; raises as `run_lock.hold`."""
   return run_lock.hold(folder / ".lock", patience=_PATIENCE)

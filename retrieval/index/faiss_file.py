@@ -18,15 +18,16 @@ import numpy as np
 from anysearch_jax.retrieval.index import search as search_lib
 from anysearch_jax.retrieval.index import vectors as vectors_lib
 
-# What a search reads if no number is given, by the name of the parameter.
+# The number of lists or candidates that a search reads by default.
 DEFAULTS = {"nprobe": 64, "efSearch": 256}
-# Hits of a row's own vector, among which the row is.
+# A row must be among this many hits of its own vector.
 _HITS = 10
-# A row is as expected up to this relative distance, a cosine of .98, and an
-# index if this share of a sample is.
-_APART, ALIKE = 0.2, 0.75
-# FAISS's own number of candidates of a graph.
-_LEAST_OF_GRAPHS = 16
+# A stored vector is as expected up to this relative distance, a cosine of .98.
+_LARGEST_DISTANCE = 0.2
+# An index is as expected if at least this share of a sample of its rows is.
+LEAST_AGREEMENT = 0.75
+# FAISS's own default number of candidates in a graph.
+_LEAST_CANDIDATES = 16
 # Rows that are read at a time.
 _ROWS = 4096
 
@@ -61,19 +62,20 @@ class FaissFile:
         "expected inner products (metric 0); build it with "
         "METRIC_INNER_PRODUCT over unit vectors."
       )
-    self.count, self.dim = self.index.ntotal, self.index.d
+    self.count = self.index.ntotal
+    self.dim = self.index.d
     self.type = type(self.index).__name__
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.Index`."""
-    out = []
-    found = self.index.search(search_lib.checked(vectors, self.dim), k)
-    for scores, rows in zip(*found, strict=True):
-      # FAISS leaves empty slots, and equal scores in any order.
-      kept = np.flatnonzero((rows >= 0) & np.isfinite(scores))
-      order = kept[np.lexsort((rows[kept], -scores[kept]))]
-      out.append(search_lib.Hits(rows[order].astype(np.int64), scores[order]))
-    return out
+    hits = []
+    vectors = search_lib.as_queries(vectors, self.dim)
+    for scores, rows in zip(*self.index.search(vectors, k), strict=True):
+      # FAISS leaves slots empty, and orders equal scores arbitrarily.
+      filled = np.flatnonzero((rows >= 0) & np.isfinite(scores))
+      order = filled[np.lexsort((rows[filled], -scores[filled]))]
+      hits.append(search_lib.Hits(rows[order].astype(np.int64), scores[order]))
+    return hits
 
   def stored(self, start: int, end: int) -> Iterator[np.ndarray]:
     """Yields rows of an exact index as float32 `[n, dim]` blocks.
@@ -86,8 +88,8 @@ class FaissFile:
       yield self.index.reconstruct_n(first, min(_ROWS, end - first))
 
 
-def _searched(index: Any) -> Any:
-  """Returns the index whose ids an IDMap replaces."""
+def _without_id_map(index: Any) -> Any:
+  """Returns the index inside of maps of ids."""
   while isinstance(index := faiss.downcast_index(index), faiss.IndexIDMap):
     index = index.index
   return index
@@ -100,20 +102,21 @@ def _parameters(index: Any) -> set[str]:
   return {ranges.at(i).name for i in range(ranges.size())}
 
 
-def apply(index: Any, value: int) -> dict[str, Any]:
-  """Makes searches of an index read so many lists or candidates.
+def set_search_depth(index: Any, value: int) -> dict[str, Any]:
+  """Sets the number of lists or candidates that a search reads.
 
   Args:
-    index: of any kind.
-    value: lists (`nprobe`) or candidates (`efSearch`); 0: as in `DEFAULTS`.
+    index: a FAISS index of any kind.
+    value: lists (`nprobe`) or candidates (`efSearch`); 0 means `DEFAULTS`.
 
   Returns:
-    JSON values: the `parameter` and its `value`; {} for 0 if an index has none.
+    JSON values: the `parameter` and its `value`; {} if `value` is 0 and the
+    index has no such parameter.
 
   Raises:
     ValueError: the index has no such parameter.
   """
-  index = _searched(index)
+  index = _without_id_map(index)
   names = _parameters(index)
   name = next((name for name in DEFAULTS if name in names), "")
   if not name and not value:
@@ -128,43 +131,46 @@ def apply(index: Any, value: int) -> dict[str, Any]:
   space.set_index_parameter(index, name, value)
   if "quantizer_efSearch" in names:
     # The graph that finds the lists.
-    candidates = max(_LEAST_OF_GRAPHS, 2 * value)
+    candidates = max(_LEAST_CANDIDATES, 2 * value)
     space.set_index_parameter(index, "quantizer_efSearch", candidates)
   return {"parameter": name, "value": value}
 
 
 def agreement(index: Any, rows: Sequence[int], vectors: np.ndarray) -> float:
-  """Returns the share of rows that hold these vectors, as the index keeps them.
+  """Returns the share of rows that store the expected vectors.
 
-  A vector goes through the index's own code (none, or a quantizer's) and is
-  compared with what the row has. An index that gives no row back is searched:
-  a row counts if it is among the first 10 of its own vector.
+  An expected vector is encoded and decoded as the index does it (by its
+  quantizer, if there is one) and compared with the stored vector. An index that
+  cannot return its vectors is searched instead: a row counts if it is among the
+  first 10 hits of its expected vector.
 
   Args:
     index: an index whose ids are row numbers.
     rows: distinct rows.
-    vectors: what should be in each row, float32 `[rows, dim]`.
+    vectors: the expected vector of each row, float32 `[rows, dim]`.
   """
-  code = _searched(index)
+  code = _without_id_map(index)
   if hasattr(code, "storage"):  # Of a graph.
     code = faiss.downcast_index(code.storage)
   try:
     stored = _stored(index, rows)
     expected = code.sa_decode(code.sa_encode(vectors))
   except (RuntimeError, IndexError):
-    found = index.search(vectors, _HITS)[1]
-    return float(np.mean((found == np.asarray(rows)[:, None]).any(1)))
-  apart = np.linalg.norm(stored - expected, axis=1)
-  return float(np.mean(apart < _APART * np.linalg.norm(expected, axis=1)))
+    hits = index.search(vectors, _HITS)[1]
+    return float(np.mean((hits == np.asarray(rows)[:, None]).any(1)))
+  distances = np.linalg.norm(stored - expected, axis=1)
+  return float(
+    np.mean(distances < _LARGEST_DISTANCE * np.linalg.norm(expected, axis=1))
+  )
 
 
 def _stored(index: Any, rows: Sequence[int]) -> np.ndarray:
-  """Returns the vectors of rows; raises if the index gives none back."""
+  """Returns the vectors of rows; raises if the index cannot return them."""
   index = faiss.downcast_index(index)
   if isinstance(index, faiss.IndexIDMap):
     ids = faiss.vector_to_array(index.id_map)
-    places = [int(np.flatnonzero(ids == row)[0]) for row in rows]
-    return _stored(index.index, places)
+    positions = [int(np.flatnonzero(ids == row)[0]) for row in rows]
+    return _stored(index.index, positions)
   lists: Any = faiss.try_extract_index_ivf(index)
   if lists is not None:
     # FAISS 1.15 crashes here.

@@ -20,11 +20,11 @@ from anysearch_jax.host import platforms
 from anysearch_jax.retrieval.index import search as search_lib
 from anysearch_jax.retrieval.index import vectors as vectors_lib
 
-# Queries of a call are padded to one of these sizes, so each compiles once;
-# larger batches are divided into calls of the last size.
-_QUERIES = (1, 8, 32, 128, 512)
-# At least this many rows are found, so that all smaller k share a program.
-_FOUND = 16
+# The number of queries of a call is padded to one of these sizes, so that each
+# size compiles once; larger batches are divided into calls of the last size.
+_CALL_SIZES = (1, 8, 32, 128, 512)
+# A search finds at least this many rows, so that all smaller k share a program.
+_LEAST_K = 16
 _AXIS = "rows"
 
 
@@ -38,8 +38,8 @@ def open_flat(
 
   Args:
     shards: the shards.
-    devices: devices that hold the vectors; None: a CPU scores them, float32
-      ones where they are in their files.
+    devices: devices that hold the vectors; None: a CPU, which reads float32
+      vectors from their files.
     block: number of rows that are scored at a time.
 
   Raises:
@@ -53,69 +53,76 @@ def open_flat(
     from anysearch_jax.retrieval.index import row_scan
 
     return row_scan.RowScan(pieces, shards.dim)
-  made = _Held(shards, pieces, devices or [platforms.cpu()], block)
-  # The deadline of a first search has no time for that.
-  for width in _QUERIES:
-    made.search(np.zeros((width, shards.dim), np.float32), 1)
-  return made
+  index = _DeviceIndex(
+    shards, pieces, devices=devices or [platforms.cpu()], block=block
+  )
+  # Compile now: the deadline of a first search leaves no time for it.
+  for size in _CALL_SIZES:
+    index.search(np.zeros((size, shards.dim), np.float32), 1)
+  return index
 
 
-class _Held:
+class _DeviceIndex:
   """Vectors on devices, sharded by rows and padded to whole blocks."""
 
   def __init__(
     self,
     shards: vectors_lib.Shards,
     pieces: Sequence[tuple[int, np.ndarray]],
+    *,
     devices: Sequence[jax.Device],
     block: int,
   ):
-    self.count, self.dim = shards.count, shards.dim
+    self.count = shards.count
+    self.dim = shards.dim
     # FAISS has no index of these answers for vectors that are stored rounded.
     is_exact = shards.dtype == "float32"
     self.type = "IndexFlatIP" if is_exact else f"Flat ({shards.dtype})"
-    each = -(-self.count // len(devices))
-    block = min(block, each)
-    each = -(-each // block) * block
+    rows_per_device = -(-self.count // len(devices))
+    block = min(block, rows_per_device)
+    rows_per_device = -(-rows_per_device // block) * block
     mesh = jax.sharding.Mesh(np.asarray(devices), (_AXIS,))
-    shape = (each * len(devices), self.dim)
+    shape = (rows_per_device * len(devices), self.dim)
 
-    def piece(index: Any) -> np.ndarray:
-      """Returns a device's rows, from the shards that have them."""
+    def device_rows(index: Any) -> np.ndarray:
+      """Returns the rows of a device, zero after the last vector."""
       start, stop, _ = index[0].indices(shape[0])
-      made = np.zeros((stop - start, self.dim), pieces[0][1].dtype)
-      for at, rows in pieces:
-        low, high = max(start, at), min(stop, at + len(rows))
+      values = np.zeros((stop - start, self.dim), pieces[0][1].dtype)
+      for first, rows in pieces:
+        low = max(start, first)
+        high = min(stop, first + len(rows))
         if low < high:
-          made[low - start : high - start] = rows[low - at : high - at]
-      return made
+          values[low - start : high - start] = rows[low - first : high - first]
+      return values
 
-    cut = jax.sharding.NamedSharding(mesh, jax.P(_AXIS))
+    by_rows = jax.sharding.NamedSharding(mesh, jax.P(_AXIS))
     self._search = functools.partial(
-      held,
-      values=jax.make_array_from_callback(shape, cut, piece),
+      search_devices,
+      values=jax.make_array_from_callback(shape, by_rows, device_rows),
       mesh=mesh,
       count=self.count,
-      each=each,
+      rows_per_device=rows_per_device,
       block=block,
     )
 
   def search(self, vectors: np.ndarray, k: int) -> list[search_lib.Hits]:
     """See `search.Index`."""
-    vectors = search_lib.checked(vectors, self.dim)
-    most, out = min(max(k, _FOUND), self.count), []
-    for start in range(0, len(vectors), _QUERIES[-1]):
-      some = vectors[start : start + _QUERIES[-1]]
-      width = next(n for n in _QUERIES if n >= len(some))
-      padded = np.zeros((width, self.dim), np.float32)
-      padded[: len(some)] = some
-      found = jax.device_get(self._search(padded, k=most))
-      scores, rows = (x[: len(some), :k] for x in found)
-      rows = rows.astype(np.int64)
-      for s, r in zip(scores, rows, strict=True):
-        kept = np.isfinite(s)
-        out.append(search_lib.Hits(r[kept], s[kept]))
-    return out
+    vectors = search_lib.as_queries(vectors, self.dim)
+    padded_k = min(max(k, _LEAST_K), self.count)
+    hits = []
+    for start in range(0, len(vectors), _CALL_SIZES[-1]):
+      queries = vectors[start : start + _CALL_SIZES[-1]]
+      size = next(n for n in _CALL_SIZES if n >= len(queries))
+      padded = np.zeros((size, self.dim), np.float32)
+      padded[: len(queries)] = queries
+      best = jax.device_get(self._search(padded, k=padded_k))
+      all_scores, all_rows = (x[: len(queries), :k] for x in best)
+      for scores, rows in zip(
+        all_scores, all_rows.astype(np.int64), strict=True
+      ):
+        is_hit = np.isfinite(scores)
+        hits.append(search_lib.Hits(rows[is_hit], scores[is_hit]))
+    return hits
 
 
 def _scores(queries: jax.Array, values: jax.Array) -> jax.Array:
@@ -135,54 +142,65 @@ def _scores(queries: jax.Array, values: jax.Array) -> jax.Array:
     return dot(
       queries, values.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST
     )
-  parts, rest = [], queries
+  bfloat16_parts = []
+  remainder = queries
   for _ in range(3):
     # XLA may remove a pair of dtype conversions that only rounds;
     # `reduce_precision` is never removed.
-    part = jax.lax.reduce_precision(rest, exponent_bits=8, mantissa_bits=7)
-    parts.append(part.astype(jnp.bfloat16))
-    rest = rest - part
+    bfloat16_part = jax.lax.reduce_precision(
+      remainder, exponent_bits=8, mantissa_bits=7
+    )
+    bfloat16_parts.append(bfloat16_part.astype(jnp.bfloat16))
+    remainder = remainder - bfloat16_part
   return jnp.sum(
-    dot(jnp.concatenate(parts), values).reshape(3, len(queries), -1), 0
+    dot(jnp.concatenate(bfloat16_parts), values).reshape(3, len(queries), -1), 0
   )
 
 
 @functools.partial(
-  jax.jit, static_argnames=("k", "mesh", "count", "each", "block")
+  jax.jit, static_argnames=("k", "mesh", "count", "rows_per_device", "block")
 )
-def held(queries, values, *, k: int, mesh, count: int, each: int, block: int):
-  """Returns scores and rows of the best k over all devices.
+def search_devices(
+  queries, values, *, k: int, mesh, count: int, rows_per_device: int, block: int
+):
+  """Returns scores and rows `[Q, k]` of the best k over all devices.
 
   Each device loops over its blocks and keeps its best k; only these are
   gathered. Equal scores keep the order of rows.
 
   Args:
     queries: float32 `[Q, dim]`.
-    values: `[devices * each, dim]`, sharded by rows.
-    k: rows that a query finds, at most `count`.
-    mesh: of the devices.
-    count: rows of `values` that are no padding.
-    each: rows of a device, a multiple of `block`.
+    values: `[devices * rows_per_device, dim]`, sharded by rows.
+    k: number of rows for each query, at most `count`.
+    mesh: mesh of the devices.
+    count: number of rows of `values` before the padding.
+    rows_per_device: rows of a device, a multiple of `block`.
     block: rows that are scored at a time.
   """
 
-  def here(queries, values):
-    begin = jax.lax.axis_index(_AXIS) * each
+  def search_device(queries, values):
+    first_row = jax.lax.axis_index(_AXIS) * rows_per_device
 
-    def step(i, best):
-      rows = i * block + jnp.arange(block)
-      some = jax.lax.dynamic_slice_in_dim(values, i * block, block)
-      scores = _scores(queries, some)
-      scores = jnp.where(begin + rows < count, scores, -jnp.inf)
-      top, at = jax.lax.top_k(scores, min(k, block))
-      found = jnp.concatenate([best[1], begin + i * block + at], 1)
-      return _best(jnp.concatenate([best[0], top], 1), found, k)
+    def search_block(i, best):
+      best_scores, best_rows = best
+      block_start = i * block
+      rows = block_start + jnp.arange(block)
+      block_values = jax.lax.dynamic_slice_in_dim(values, block_start, block)
+      scores = _scores(queries, block_values)
+      scores = jnp.where(first_row + rows < count, scores, -jnp.inf)
+      top_scores, top_rows = jax.lax.top_k(scores, min(k, block))
+      top_rows = first_row + block_start + top_rows
+      # The rows of earlier blocks come first, and `top_k` prefers the first of
+      # equal scores.
+      scores = jnp.concatenate([best_scores, top_scores], 1)
+      return _best(scores, jnp.concatenate([best_rows, top_rows], 1), k)
 
-    nothing = (
+    no_rows = (
       jnp.full((len(queries), k), -jnp.inf, jnp.float32),
       jnp.full((len(queries), k), -1, jnp.int32),
     )
-    best = jax.lax.fori_loop(0, each // block, step, nothing)
+    blocks = rows_per_device // block
+    best = jax.lax.fori_loop(0, blocks, search_block, no_rows)
     # Gathered in the order of devices, so equal scores keep the order of rows.
     scores, rows = (
       jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in best
@@ -190,7 +208,7 @@ def held(queries, values, *, k: int, mesh, count: int, each: int, block: int):
     return _best(scores, rows, k)
 
   return jax.shard_map(
-    here,
+    search_device,
     mesh=mesh,
     in_specs=(jax.P(), jax.P(_AXIS)),
     out_specs=(jax.P(), jax.P()),
@@ -201,5 +219,6 @@ def held(queries, values, *, k: int, mesh, count: int, each: int, block: int):
 def _best(
   scores: jax.Array, rows: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
-  scores, at = jax.lax.top_k(scores, k)
-  return scores, jnp.take_along_axis(rows, at, 1)
+  """Returns the k best scores of each query, and their rows."""
+  best_scores, positions = jax.lax.top_k(scores, k)
+  return best_scores, jnp.take_along_axis(rows, positions, 1)

@@ -25,18 +25,21 @@ def open_index(
   Args:
     folder: folder of the index.
     encoder: the encoder that built the index, or its folder; None: the folder
-      where it was.
-    devices: JAX devices for the vectors of `flat` and for an encoder that
-      is loaded here; None: the CPU.
-    verify: whether to read the corpus and `flat`'s vectors and compare their
-      hashes.
+      from which it was loaded then.
+    devices: JAX devices for the vectors of `flat` and for an encoder that is
+      loaded here; None: the CPU.
+    verify: whether to read the corpus and the vectors of `flat` and compare
+      their hashes.
+
+  Returns:
+    The index, which answers queries with passages.
 
   Raises:
     passages.CorpusError: the corpus is missing or a different one.
     vectors.DamagedError: a file of the index differs from what was written.
     ValueError: the index is not finished, or the encoder is a different one.
   """
-  folder = building.newest(folder)
+  folder = building.newest_build(folder)
   identity = read(folder)
   corpus = passages.Corpus(folder / "corpus")
   expected = identity["corpus"]
@@ -49,23 +52,25 @@ def open_index(
   if verify:
     corpus.verify()
   index: search.Index
-  made, model = None, ""
+  loaded_encoder = None
+  model = ""
   if identity["kind"] == "bm25":
     from anysearch_jax.retrieval.index import word_index
 
     index = word_index.WordIndex(folder / "words")
   else:
-    made = _encoder(identity["encoder"], encoder, devices)
-    found = identity["encoder"].get("folder", "")
+    loaded_encoder = _encoder(identity["encoder"], encoder, devices)
+    encoder_folder = identity["encoder"].get("folder", "")
     if isinstance(encoder, str | os.PathLike):
-      found = encoder
-    model = found and encoder_settings.model_name(pathlib.Path(found))
+      encoder_folder = encoder
+    if encoder_folder:
+      model = encoder_settings.model_name(pathlib.Path(encoder_folder))
     index = _vectors(folder, identity, devices=devices, verify=verify)
   return search.SearchIndex(
     corpus,
     index,
     identity=building.without_paths(identity),
-    encoder=made,
+    encoder=loaded_encoder,
     model=model,
   )
 
@@ -86,33 +91,35 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 def _encoder(
   expected: dict[str, Any],
-  given: str | os.PathLike | search.Encoder | None,
+  encoder: str | os.PathLike | search.Encoder | None,
   devices: Sequence[Any] | None,
 ) -> search.Encoder:
-  loaded: Any = None
-  if given is None or isinstance(given, str | os.PathLike):
+  """Returns the encoder of an index, loaded if need be; refuses other ones."""
+  index_encoder: Any = encoder
+  is_loaded_here = encoder is None or isinstance(encoder, str | os.PathLike)
+  if is_loaded_here:
     from anysearch_jax.retrieval.encoder import encoder as encoder_lib
 
     try:
-      given = loaded = encoder_lib.Encoder.like(
-        expected, given, devices=devices
+      index_encoder = encoder_lib.Encoder.like(
+        expected, index_encoder, devices=devices
       )
     except KeyError as error:
       raise ValueError(
         "encoder: the index was built with an encoder that reports no "
         f"{error}, so it was not loaded from a folder; pass that encoder."
       ) from error
-  found = {"dim": given.dim} | given.identity()
+  identity = {"dim": index_encoder.dim} | index_encoder.identity()
   for name in expected:
     # The encoder's folder may have moved.
-    if name != "folder" and found.get(name) != expected[name]:
+    if name != "folder" and identity.get(name) != expected[name]:
       raise ValueError(
-        f"encoder: found {name} {found.get(name)}, the index was built with "
+        f"encoder: found {name} {identity.get(name)}, the index was built with "
         f"{expected[name]}; expected the same encoder."
       )
-  if loaded is not None:
-    loaded.compile()
-  return given
+  if is_loaded_here:
+    index_encoder.compile()
+  return index_encoder
 
 
 def _vectors(
@@ -141,5 +148,5 @@ def _vectors(
     )
   index = faiss_file.FaissFile(path)
   if parameter := identity.get("search"):
-    faiss_file.apply(index.index, parameter["value"])
+    faiss_file.set_search_depth(index.index, parameter["value"])
   return index

@@ -22,8 +22,8 @@ import faiss  # noqa: E402
 # By default FAISS searches few queries without BLAS, one query on one thread.
 faiss.cvar.distance_compute_blas_threshold = 1
 
-# Candidates of a product, in addition to k.
-_MORE = 8
+# Candidates that a matrix product yields in addition to k.
+_EXTRA_CANDIDATES = 8
 
 
 class RowScan:
@@ -48,10 +48,10 @@ class RowScan:
 
     The score is the inner product, rounded to float32.
     """
-    vectors = search_lib.checked(vectors, self.dim)
+    vectors = search_lib.as_queries(vectors, self.dim)
     if not self.count:
       return [search_lib.NO_HITS] * len(vectors)
-    return self._search(vectors, k, k + _MORE)
+    return self._search(vectors, k, k + _EXTRA_CANDIDATES)
 
   def _search(
     self, vectors: np.ndarray, k: int, candidates: int
@@ -67,8 +67,9 @@ class RowScan:
     if candidates == self.count:
       return hits
     # A sum of n products in float32 is off by at most n roundings, relative to
-    # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1. Rows that
-    # are no candidates may be among the best if the last candidate is as near.
+    # the norms: https://doi.org/10.1137/1.9780898718027, section 3.1. If the
+    # last candidate is within that error of the k-th, a row beyond them may be
+    # among the best, so such queries are searched again with more candidates.
     error = (self.dim + 4) * 2.0**-24 * np.linalg.norm(vectors, axis=1)
     is_near = scores[:, -1] >= scores[:, k - 1] - 2 * error
     undecided = np.flatnonzero(is_near & (rows[:, -1] >= 0))
@@ -81,16 +82,17 @@ class RowScan:
     self, vectors: np.ndarray, count: int
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns float32 scores and rows `[Q, count]`, -1 where there is none."""
-    scores, rows = [], []
+    scores = []
+    rows = []
     for first, values in self._arrays:
-      piece_scores, places = faiss.knn(
+      piece_scores, positions = faiss.knn(
         vectors,
         values,
         min(count, len(values)),
         metric=faiss.METRIC_INNER_PRODUCT,
       )
       scores.append(piece_scores)
-      rows.append(np.where(places < 0, -1, places + first))
+      rows.append(np.where(positions < 0, -1, positions + first))
     all_scores = np.concatenate(scores, 1)
     order = np.argsort(-all_scores, axis=1)[:, :count]
     return (
@@ -107,8 +109,8 @@ class RowScan:
     values = np.empty((len(rows), self.dim), np.float64)
     pieces = np.searchsorted(self._firsts, rows, "right") - 1
     for piece, (first, stored) in enumerate(self._arrays):
-      is_here = pieces == piece
-      values[is_here] = stored[rows[is_here] - first]
+      in_piece = pieces == piece
+      values[in_piece] = stored[rows[in_piece] - first]
     # One order of sums for every row: a matrix product would have several.
     products = np.einsum("nd,d->n", values, vector.astype(np.float64))
     scores = products.astype(np.float32)

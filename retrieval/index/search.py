@@ -35,7 +35,7 @@ class Hits(NamedTuple):
 NO_HITS = Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
-def checked(vectors: np.ndarray, dim: int) -> np.ndarray:
+def as_queries(vectors: np.ndarray, dim: int) -> np.ndarray:
   """Returns queries as float32 `[Q, dim]`; another shape raises ValueError."""
   vectors = np.ascontiguousarray(vectors, np.float32)
   if vectors.ndim != 2 or vectors.shape[1] != dim:
@@ -46,9 +46,9 @@ def checked(vectors: np.ndarray, dim: int) -> np.ndarray:
 
 
 class Index(Protocol):
-  """Search by the texts of queries, or of vectors by inner product.
+  """Finds rows by the texts of queries, or by inner products with vectors.
 
-  An index of vectors has their width as `dim` too.
+  An index of vectors also has their width as `dim`.
   """
 
   count: int  # Number of rows.
@@ -85,8 +85,10 @@ class Tokenized(Protocol):
   """An encoder whose tokens can be counted."""
 
   def tokenizer(self) -> tuple[Any, int]:
-    """Returns a `tokenizers.Tokenizer` that cuts nothing, and the most tokens
-    that the encoder reads of a passage after its prefix."""
+    """Returns a tokenizer and the most tokens of a passage after its prefix.
+
+    The tokenizer is a `tokenizers.Tokenizer` without truncation.
+    """
     ...
 
 
@@ -111,7 +113,9 @@ class SearchIndex:
     encoder: Encoder | None = None,
     model: str = "",
   ):
-    self.corpus, self._index, self._encoder = corpus, index, encoder
+    self.corpus = corpus
+    self._index = index
+    self._encoder = encoder
     self.identity = identity
     self._model = model
 
@@ -119,8 +123,8 @@ class SearchIndex:
     return len(self.corpus)
 
   @property
-  def described(self) -> dict[str, Any]:
-    """The fields that the health check of the AnySearch authors' server has.
+  def health_fields(self) -> dict[str, Any]:
+    """The fields that the AnySearch authors' server reports as its health.
 
     Their launcher starts a run only if the values are those of exact search by
     inner product with `intfloat/e5-base-v2`. The backend has the name that they
@@ -163,10 +167,9 @@ class SearchIndex:
 
   def hits(self, queries: Sequence[str], k: int) -> list[Hits]:
     """Returns the rows and scores that `search` would return as passages."""
-    asked: Any = queries
-    if self._encoder is not None:
-      asked = self._encoder.queries(queries)
-    return self._index.search(asked, k)
+    if self._encoder is None:
+      return self._index.search(queries, k)
+    return self._index.search(self._encoder.queries(queries), k)
 
 
 class LocalRetriever(requests_lib.OneByBatch):
@@ -184,7 +187,7 @@ class LocalRetriever(requests_lib.OneByBatch):
       ValueError: a request is invalid, see `requests.check`.
     """
     search = self._searching.search
-    return await requests_lib.by_k(
+    return await requests_lib.ask_by_k(
       requests, lambda queries, k: asyncio.to_thread(search, queries, k)
     )
 

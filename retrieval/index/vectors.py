@@ -29,12 +29,12 @@ _STORED: dict[str, Any] = {
   "bfloat16": np.dtype("<u2"),
 }
 DTYPES = tuple(_STORED)
-# Passages that an encoder sorts by length at a time.
+# Passages that an encoder gets at a time and sorts by length.
 _ROWS = 4096
-# Passages that stand for a corpus.
-_SAMPLE = 64
+# Passages that represent a corpus when vectors are compared.
+_SAMPLE_SIZE = 64
 
-# Yields the vectors of rows from the first to the second, exclusive.
+# Yields the vectors of rows from the first to before the second.
 Source = Callable[[int, int], Iterator[np.ndarray]]
 
 
@@ -48,7 +48,7 @@ class Shards:
   Args:
     folder: the folder; the first write creates it.
     count: number of rows of all shards.
-    each: rows of a shard; the last shard may have fewer.
+    rows_per_shard: rows of a shard; the last shard may have fewer.
     dim: width of a vector.
     dtype: one of `DTYPES`.
 
@@ -61,20 +61,24 @@ class Shards:
     folder: str | os.PathLike,
     *,
     count: int,
-    each: int,
+    rows_per_shard: int,
     dim: int,
     dtype: str,
   ):
     settings.require("dtype", dtype, DTYPES)
     self._folder = pathlib.Path(folder)
-    self.count, self.each, self.dim, self.dtype = count, each, dim, dtype
+    self.count = count
+    self.rows_per_shard = rows_per_shard
+    self.dim = dim
+    self.dtype = dtype
 
   def __len__(self) -> int:
-    return -(-self.count // self.each)
+    return -(-self.count // self.rows_per_shard)
 
   def span(self, shard: int) -> tuple[int, int]:
     """Returns the first row of a shard and the row after its last one."""
-    return shard * self.each, min((shard + 1) * self.each, self.count)
+    start = shard * self.rows_per_shard
+    return start, min(start + self.rows_per_shard, self.count)
 
   def write(self, shard: int, vectors: Iterator[np.ndarray]) -> None:
     """Writes a shard; it counts as finished only when all of it is written.
@@ -87,26 +91,28 @@ class Shards:
       ValueError: the rows are too many, too few, or of another width.
     """
     self._folder.mkdir(parents=True, exist_ok=True)
-    (file, info), (start, end) = self._files(shard), self.span(shard)
-    n, done = end - start, 0
-    beside = file.with_suffix(".tmp")
+    file, info = self._files(shard)
+    start, end = self.span(shard)
+    n = end - start
+    done = 0
+    partial_file = file.with_suffix(".tmp")
     stored = np.lib.format.open_memmap(
-      beside, "w+", dtype=_STORED[self.dtype], shape=(n, self.dim)
+      partial_file, "w+", dtype=_STORED[self.dtype], shape=(n, self.dim)
     )
-    for some in vectors:
-      if done + len(some) > n or some.shape[1] != self.dim:
+    for block in vectors:
+      if done + len(block) > n or block.shape[1] != self.dim:
         raise ValueError(
-          f"Shard {shard} got vectors of shape {some.shape} after {done} rows, "
-          f"expected {n} rows of {self.dim} in all."
+          f"Shard {shard} got vectors of shape {block.shape} after {done} "
+          f"rows, expected {n} rows of {self.dim} in all."
         )
       if self.dtype == "bfloat16":
-        some = some.astype(ml_dtypes.bfloat16).view(np.uint16)
-      stored[done : done + len(some)] = some
-      done += len(some)
+        block = block.astype(ml_dtypes.bfloat16).view(np.uint16)
+      stored[done : done + len(block)] = block
+      done += len(block)
     if done != n:
       raise ValueError(f"Shard {shard} got {done} rows, expected {n}.")
     stored.flush()
-    beside.replace(file)
+    partial_file.replace(file)
     sha256 = disk.fingerprint(file)["sha256"]
     json_files.write(info, {"sha256": {file.name: sha256}})
 
@@ -149,15 +155,16 @@ class Shards:
     Raises:
       DamagedError: the file is missing or contains another array.
     """
-    (file, _), (start, end) = self._files(shard), self.span(shard)
+    file, _ = self._files(shard)
+    start, end = self.span(shard)
     try:
       array = np.load(file, mmap_mode="r")
     except (OSError, ValueError) as error:
       raise DamagedError(f"{file}: {error}.") from error
-    found = array.dtype, array.shape
-    expected = _STORED[self.dtype], (end - start, self.dim)
-    if found != expected:
-      raise DamagedError(f"{file}: found {found}, expected {expected}.")
+    actual = (array.dtype, array.shape)
+    expected = (_STORED[self.dtype], (end - start, self.dim))
+    if actual != expected:
+      raise DamagedError(f"{file}: found {actual}, expected {expected}.")
     is_half = self.dtype == "bfloat16"
     return array.view(ml_dtypes.bfloat16) if is_half else array
 
@@ -166,18 +173,18 @@ class Shards:
     return self._folder / f"{name}.npy", self._folder / f"{name}.json"
 
 
-def encoded(corpus: passages.Corpus, encoder: search.Encoder) -> Source:
-  """Returns the vectors that an encoder makes of the passages."""
+def from_encoder(corpus: passages.Corpus, encoder: search.Encoder) -> Source:
+  """Returns a source of the vectors that an encoder makes of the passages."""
 
-  def make(start: int, end: int) -> Iterator[np.ndarray]:
+  def vectors(start: int, end: int) -> Iterator[np.ndarray]:
     for first in range(start, end, _ROWS):
       last = min(first + _ROWS, end)
       yield encoder.passages(list(corpus.contents(first, last)))
 
-  return make
+  return vectors
 
 
-def sample(count: int) -> list[int]:
-  """Returns up to 64 rows that are spread over `count` rows."""
-  rows = np.linspace(0, count - 1, _SAMPLE).astype(int)
+def sample_rows(count: int) -> list[int]:
+  """Returns up to 64 rows, spread evenly over `count` rows."""
+  rows = np.linspace(0, count - 1, _SAMPLE_SIZE).astype(int)
   return np.unique(rows).tolist()

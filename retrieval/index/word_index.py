@@ -1,4 +1,4 @@
-"""BM25 over a corpus by tantivy, the search library, over terms of ours.
+"""BM25 over a corpus, by the search library tantivy.
 
 tantivy gets the terms of `analysis` and ranks by its BM25 (k1 1.2, b .75, and
 lengths above 40 rounded to a byte, as Lucene rounds them).
@@ -21,14 +21,16 @@ from anysearch_jax.retrieval.index import search as search_lib
 from anysearch_jax.retrieval.index import vectors as vectors_lib
 
 _INFO = "words.json"
-_TERMS, _ROW = "terms", "row"
+_TERMS = "terms"
+_ROW = "row"
 # Bytes of postings in memory before they are written as a segment.
 _MEMORY = 512 << 20
-# Hits that are asked for beyond k, to see whether hits after it equal the k-th.
-_MORE = 8
-# The beginnings of this many texts are kept with their terms, in characters:
-# another version of the stemmer would find other ones.
-_SAMPLED, _BEGINNING = 64, 200
+# Hits beyond k that are requested, to see whether some equal the k-th.
+_EXTRA_HITS = 8
+# The index stores the terms of the beginnings of its first texts, because
+# another version of the stemmer would make other terms of them.
+_SAMPLED_TEXTS = 64
+_SAMPLED_CHARACTERS = 200
 
 
 class WordIndex:
@@ -52,12 +54,13 @@ class WordIndex:
           raise ValueError(f"{name!r} is not a file name")
         if disk.fingerprint(folder / name)["sha256"] != sha256:
           raise ValueError(f"{name} differs from what was written")
-      self._analyzer = analysis.shared(info["language"])
+      self._analyzer = analysis.get_analyzer(info["language"])
       if any(self._analyzer(t) != terms for t, terms in info["sample"].items()):
         raise ValueError("the stemmer that built it is another version")
       index = tantivy.Index.open(str(folder))
       index.config_reader("manual")  # Else a thread watches the folder.
-      self._searcher, self._schema = index.searcher(), index.schema
+      self._searcher = index.searcher()
+      self._schema = index.schema
       self.count = self._searcher.num_docs
       if self.count != info["count"]:
         raise ValueError(f"found {self.count} rows")
@@ -77,17 +80,17 @@ class WordIndex:
     terms = self._analyzer(query)
     if not terms:
       return search_lib.NO_HITS
-    Query, Occur = tantivy.Query, tantivy.Occur
-    asked = Query.boolean_query(
-      [
-        (Occur.Should, Query.term_query(self._schema, _TERMS, term, "freq"))
-        for term in terms
-      ]
+    term_queries = [
+      tantivy.Query.term_query(self._schema, _TERMS, term, "freq")
+      for term in terms
+    ]
+    any_term = tantivy.Query.boolean_query(
+      [(tantivy.Occur.Should, term_query) for term_query in term_queries]
     )
-    limit = k + _MORE
+    limit = k + _EXTRA_HITS
     while True:
       limit = min(limit, self.count)
-      hits = self._searcher.search(asked, limit, count=False).hits
+      hits = self._searcher.search(any_term, limit, count=False).hits
       # tantivy orders equal scores by segment. All hits with the k-th score are
       # needed to order them by row.
       if len(hits) < limit or limit == self.count:
@@ -95,8 +98,9 @@ class WordIndex:
       if hits[-1][0] < hits[k - 1][0]:
         break
       limit *= 8
-    found = self._searcher.fast_field_values(_ROW, [at for _, at in hits])
-    rows = np.asarray(found, np.int64)
+    addresses = [address for _, address in hits]
+    values = self._searcher.fast_field_values(_ROW, addresses)
+    rows = np.asarray(values, np.int64)
     scores = np.asarray([score for score, _ in hits], np.float32)
     best = np.lexsort((rows, -scores))[:k]
     return search_lib.Hits(rows[best], scores[best])
@@ -118,11 +122,11 @@ def write(
   Raises:
     ValueError: no text contains a word, or the language is unknown.
   """
-  analyzer = analysis.shared(language)
+  analyzer = analysis.get_analyzer(language)
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  for left in folder.iterdir():  # By a killed builder.
-    left.unlink()
+  for stale_file in folder.iterdir():  # Of a builder that was killed.
+    stale_file.unlink()
   # Terms are runs of letters: blanks separate them again.
   schema = (
     tantivy.SchemaBuilder()
@@ -134,10 +138,12 @@ def write(
   # One thread: rows stay in their order, and segments are few.
   writer = index.writer(_MEMORY, num_threads=1)
   sample: dict[str, list[str]] = {}
-  count, is_empty = 0, True
+  count = 0
+  is_empty = True
   for count, text in enumerate(texts, start=1):
-    if count <= _SAMPLED:
-      sample[text[:_BEGINNING]] = analyzer(text[:_BEGINNING])
+    if count <= _SAMPLED_TEXTS:
+      beginning = text[:_SAMPLED_CHARACTERS]
+      sample[beginning] = analyzer(beginning)
     terms = analyzer(text)
     is_empty = is_empty and not terms
     document = tantivy.Document()
@@ -148,7 +154,7 @@ def write(
     raise ValueError("Found no word in any passage, expected at least one.")
   writer.commit()
   writer.wait_merging_threads()
-  for file in (".managed.json", "meta.json"):  # tantivy's are private.
+  for file in (".managed.json", "meta.json"):  # tantivy lets only us read them.
     (folder / file).chmod(0o644)
   files = sorted(p.name for p in folder.iterdir() if p.name[0] != ".")
   info = {

@@ -59,7 +59,7 @@ class Batcher:
 
   def __post_init__(self):
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "search")
-    # Queries that wait in order, and all without an answer.
+    # Queries that wait, in order; and all queries without an answer.
     self._line: dict[_Query, None] = {}
     self._open: set[_Query] = set()
     self._numbers = itertools.count()
@@ -108,25 +108,27 @@ class Batcher:
       )
     loop = asyncio.get_running_loop()
     request = next(self._numbers)
-    asked = [_Query(q, k, request, loop.create_future()) for q in queries]
-    for query in asked:
+    queries_of_request = [
+      _Query(q, k, request, loop.create_future()) for q in queries
+    ]
+    for query in queries_of_request:
       query.answer.add_done_callback(functools.partial(self._leave, query))
-    self._line |= dict.fromkeys(asked)
-    self._open |= {*asked}
-    if asked and not self.busy:
+    self._line |= dict.fromkeys(queries_of_request)
+    self._open |= {*queries_of_request}
+    if queries_of_request and not self.busy:
       # Deferred, so that requests of the same event-loop iteration join it.
       loop.call_soon(self._start)
-    found = asyncio.gather(*(query.answer for query in asked))
+    answers = asyncio.gather(*(query.answer for query in queries_of_request))
 
-    def ended(found: asyncio.Future) -> None:
+    def end_request(answers: asyncio.Future) -> None:
       """Ends all of a request that failed or was cancelled."""
-      for query in asked:
+      for query in queries_of_request:
         query.answer.cancel()
-      if not found.cancelled():
-        found.exception()  # Nobody may wait for it any more.
+      if not answers.cancelled():
+        answers.exception()  # Nobody may wait for it any more.
 
-    found.add_done_callback(ended)
-    return found
+    answers.add_done_callback(end_request)
+    return answers
 
   def close(self) -> None:
     """Accepts no more requests and ends open ones with status 503."""
@@ -164,18 +166,20 @@ class Batcher:
     self._begun = None
     answers = list(zip(batch, done.result(), strict=True))
     # A request that failed needs none of its other answers.
-    failed = {q.request for q, found in answers if isinstance(found, Exception)}
+    failed = {
+      q.request for q, answer in answers if isinstance(answer, Exception)
+    }
     for query in [q for q in self._line if q.request in failed]:
       del self._line[query]
     # Start the next search first, so the thread works while answers go out.
     self._start()
-    for query, found in answers:
+    for query, answer in answers:
       if query.answer.done():
         continue
-      if isinstance(found, Exception):
-        query.answer.set_exception(found)
+      if isinstance(answer, Exception):
+        query.answer.set_exception(answer)
       else:
-        query.answer.set_result(found)
+        query.answer.set_result(answer)
 
   # The methods below run on the search thread.
 
@@ -184,7 +188,8 @@ class Batcher:
   ) -> Sequence[Answer | dialects.RequestError]:
     """Returns an answer for each query, or the error of its request."""
     requests = [
-      list(each) for _, each in itertools.groupby(batch, lambda q: q.request)
+      list(request_queries)
+      for _, request_queries in itertools.groupby(batch, lambda q: q.request)
     ]
     try:
       return self._search(batch)
@@ -197,21 +202,29 @@ class Batcher:
         failed.__cause__ = error
         return [failed] * len(batch)
     # Skip requests that were cancelled or have already failed.
-    out: list[Answer | dialects.RequestError] = []
-    for each in requests:
-      is_over = all(query.answer.done() for query in each)
-      out += [failed] * len(each) if is_over else self._answers(each)
-    return out
+    answers: list[Answer | dialects.RequestError] = []
+    for request_queries in requests:
+      is_over = all(query.answer.done() for query in request_queries)
+      answers += (
+        [failed] * len(request_queries)
+        if is_over
+        else self._answers(request_queries)
+      )
+    return answers
 
   def _search(self, batch: Sequence[_Query]) -> list[Answer]:
     queries = list(dict.fromkeys(query.text for query in batch))
     start = time.monotonic()
-    found = self.search(queries, max(query.k for query in batch))
+    answers_in_order = self.search(queries, max(query.k for query in batch))
     self._seconds = time.monotonic() - start
     self.on_search(len(queries), self._seconds)
-    if len(found) != len(queries):
-      raise ValueError(f"Found {len(found)} answers to {len(queries)} queries.")
-    if not all(math.isfinite(p.score) for some in found for p in some):
+    if len(answers_in_order) != len(queries):
+      raise ValueError(
+        f"Found {len(answers_in_order)} answers to {len(queries)} queries."
+      )
+    if not all(
+      math.isfinite(p.score) for answer in answers_in_order for p in answer
+    ):
       raise ValueError("Found a score that is no finite number.")
-    answers = dict(zip(queries, found, strict=True))
+    answers = dict(zip(queries, answers_in_order, strict=True))
     return [answers[query.text][: query.k] for query in batch]

@@ -24,7 +24,7 @@ import pydantic
 
 from anysearch_jax import types
 
-Found = Sequence[Sequence[types.Passage]]
+Answers = Sequence[Sequence[types.Passage]]
 # Keys under which clients of other search services ask for a part of a corpus.
 _FILTERS = ("filter", "filters", "where")
 # Lone surrogates: valid in JSON, but not in UTF-8 or for most encoders.
@@ -40,7 +40,7 @@ class RequestError(ValueError):
     self.headers = {k.replace("_", "-"): v for k, v in headers.items()}
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
   """A parsed request.
 
   Attributes:
@@ -63,19 +63,25 @@ def _limit(default: Any, sentence: str) -> Any:
 class Limits:
   """Limits of a service; the help of each is that of the command's flag."""
 
-  topk: int = _limit(3, "Passages where a request does not say.")
+  topk: int = _limit(3, "Passages for each query of a request without topk.")
   max_topk: int = _limit(100, "The most passages of a query.")
   queries: int = _limit(4096, "The most queries in a request.")
-  passages: int = _limit(65536, "The most that a request may want in all.")
-  characters: int = _limit(8192, "Of a query, that count; the rest is cut.")
+  passages: int = _limit(
+    65536, "The most passages of a request, all queries together."
+  )
+  characters: int = _limit(8192, "Characters of a query that are searched.")
   body: int = _limit(16 << 20, "The most bytes of a request.")
-  queue: int = _limit(16384, "The most queries that may wait; others get 429.")
+  queue: int = _limit(16384, "The most queries that may wait; more get 429.")
   batch: int = _limit(128, "The most queries in a search.")
-  deadline: float = _limit(30.0, "Seconds from a request to its answer.")
+  deadline: float = _limit(
+    30.0, "Seconds that a request of one query may take."
+  )
   # Search-R1's client posts up to 2,560 queries at once.
-  per_query: float = _limit(0.2, "More of them for each further query.")
-  connections: int = _limit(4096, "The most at a time, if there is room.")
-  headers: float = _limit(10.0, "Seconds that a request's headers may take.")
+  per_query: float = _limit(0.2, "Seconds more for each further query.")
+  connections: int = _limit(
+    4096, "The most open connections, if the system allows it."
+  )
+  headers: float = _limit(10.0, "Seconds to receive a request's headers.")
 
   def __post_init__(self):
     for field in dataclasses.fields(self):
@@ -95,26 +101,26 @@ class Limits:
     """Returns the seconds that a request with so many queries may take."""
     return self.deadline + self.per_query * max(0, queries - 1)
 
-  def check(self, asked: Asked) -> int:
+  def check(self, request: ParsedRequest) -> int:
     """Checks a request and returns the number of passages for each query.
 
     Raises:
       RequestError: the request exceeds a limit.
     """
-    if len(asked.queries) > self.queries:
+    if len(request.queries) > self.queries:
       raise RequestError(
-        f"Found {len(asked.queries)} queries, expected at most {self.queries}; "
-        "split the request."
+        f"Found {len(request.queries)} queries, expected at most "
+        f"{self.queries}; split the request."
       )
-    k = self.topk if asked.k is None else asked.k
+    k = self.topk if request.k is None else request.k
     if not 1 <= k <= self.max_topk:
       raise RequestError(
         f"Expected 1 to {self.max_topk} passages for a query, or null for "
         f"{self.topk}; the request wants {'more' if k > 0 else 'fewer'}."
       )
-    if len(asked.queries) * k > self.passages:
+    if len(request.queries) * k > self.passages:
       raise RequestError(
-        f"Found {len(asked.queries)} queries for {k} passages each, expected "
+        f"Found {len(request.queries)} queries for {k} passages each, expected "
         f"at most {self.passages} passages in all; split the request."
       )
     return k
@@ -134,7 +140,7 @@ def document(passage: types.Passage) -> dict[str, Any]:
   }
 
 
-def read(body: Mapping[str, Any]) -> Asked:
+def read(body: Mapping[str, Any]) -> ParsedRequest:
   """Parses a request.
 
   Args:
@@ -143,28 +149,30 @@ def read(body: Mapping[str, Any]) -> Asked:
   Raises:
     RequestError: a value is missing or invalid.
   """
-  return Asked(
+  return ParsedRequest(
     queries=_read(body, "queries", _TEXTS),
     k=_read(body, "topk", _COUNT) or None,
     is_scored=bool(_read(body, "return_scores", _FLAG)),
   )
 
 
-def response(passages: Found, *, is_scored: bool) -> dict[str, Any]:
+def response(answers: Answers, *, is_scored: bool) -> dict[str, Any]:
   """Returns a response, as a value for `dump`.
 
   Args:
-    passages: those of each query.
+    answers: the passages of each query.
     is_scored: whether the response has their scores.
   """
 
-  def shown(passage: types.Passage) -> dict[str, Any]:
+  def format_passage(passage: types.Passage) -> dict[str, Any]:
     fields = document(passage)
     if is_scored:
       return {"document": fields, "score": passage.score}
     return fields
 
-  return {"result": [list(map(shown, some)) for some in passages]}
+  return {
+    "result": [list(map(format_passage, passages)) for passages in answers]
+  }
 
 
 def load(body: bytes) -> Mapping[str, Any]:
@@ -217,13 +225,15 @@ _COUNT = pydantic.TypeAdapter(int | None), "a whole number"
 _FLAG = pydantic.TypeAdapter(bool | None), "true or false"
 
 
-def _read(body: Mapping[str, Any], key: str, kind: tuple[Any, str]) -> Any:
-  parser, expected = kind
+def _read(
+  body: Mapping[str, Any], key: str, field_type: tuple[Any, str]
+) -> Any:
+  parser, expected = field_type
   try:
     return parser.validate_python(body.get(key))
   except pydantic.ValidationError as error:
-    found = _kind(error.errors()[0]["input"])
-    raise RequestError(f"{key}: found {found}, expected {expected}.") from None
+    kind = _kind(error.errors()[0]["input"])
+    raise RequestError(f"{key}: found {kind}, expected {expected}.") from None
 
 
 def _kind(value: Any) -> str:

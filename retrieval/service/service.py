@@ -60,7 +60,7 @@ class Search(Protocol):
   identity: dict[str, Any]
 
   @property
-  def described(self) -> dict[str, Any]:
+  def health_fields(self) -> dict[str, Any]:
     """More fields of `/health`."""
     ...
 
@@ -81,12 +81,16 @@ class Service:
   """
 
   def __init__(self, search: Search, limits: dialects.Limits, token: str):
-    self._search, self._limits = search, limits
-    self._token, self.locked = token.encode(), bool(token)
+    self._search = search
+    self._limits = limits
+    self._token = token.encode()
+    self.locked = bool(token)
     self._registry = prometheus_client.CollectorRegistry()
-    mine: Any = {"namespace": "retrieval", "registry": self._registry}
+    options: Any = {"namespace": "retrieval", "registry": self._registry}
     self._metrics: dict[str, Any] = {
-      name: prometheus_client.Counter(name, text, _LABELS.get(name, ()), **mine)
+      name: prometheus_client.Counter(
+        name, text, _LABELS.get(name, ()), **options
+      )
       for name, text in _COUNTERS.items()
     }
     for name, text in _HISTOGRAMS.items():
@@ -95,10 +99,10 @@ class Service:
         text,
         _LABELS.get(name, ()),
         buckets=_QUERIES if name.endswith("queries") else _SECONDS,
-        **mine,
+        **options,
       )
     prometheus_client.Gauge(
-      "waiting_queries", "Queries that wait for a search.", **mine
+      "waiting_queries", "Queries that wait for a search.", **options
     ).set_function(lambda: self.batcher.waiting)
     self.batcher = batching.Batcher(
       search.search,
@@ -135,10 +139,14 @@ class Service:
       status = "draining"
     elif self.batcher.seconds > self._limits.deadline:
       status = "stuck"
-    found, limits = self._search, self._limits
-    values = {"status": status, "passages": len(found)}
-    values |= {"identity": found.identity, "topk": limits.topk}
-    values |= {"max_topk": limits.max_topk, **found.described}
+    values = {
+      "status": status,
+      "passages": len(self._search),
+      "identity": self._search.identity,
+      "topk": self._limits.topk,
+      "max_topk": self._limits.max_topk,
+      **self._search.health_fields,
+    }
     return _json(values, 200 if status == "ok" else 503)
 
   async def metrics(self, request: requests.Request) -> responses.Response:
@@ -159,29 +167,29 @@ class Service:
     try:
       response = _json(await self._answer(request))
     except Exception as error:
-      refused = error
-      if isinstance(refused, exceptions.HTTPException):
-        refused = dialects.RequestError(refused.detail, refused.status_code)
-      elif not isinstance(refused, dialects.RequestError):
-        refused = dialects.RequestError("The server failed.", 500)
-      if refused.status == 500:  # Its cause may name internal addresses.
-        cause = refused.__cause__ or error
+      refusal = error
+      if isinstance(refusal, exceptions.HTTPException):
+        refusal = dialects.RequestError(refusal.detail, refusal.status_code)
+      elif not isinstance(refusal, dialects.RequestError):
+        refusal = dialects.RequestError("The server failed.", 500)
+      if refusal.status == 500:  # Its cause may name internal addresses.
+        cause = refusal.__cause__ or error
         _log.error("%s failed: %r", name, cause, exc_info=cause is error)
-        said = f"{refused} The server's log says more of {name}."
-        refused = dialects.RequestError(said, 500)
-      response = _refusal(refused)
+        message = f"{refusal} The server's log says more of {name}."
+        refusal = dialects.RequestError(message, 500)
+      response = _refusal(refusal)
     response.headers["x-request-id"] = name
-    took = time.monotonic() - start
+    seconds = time.monotonic() - start
     status = str(response.status_code)
     self._metrics["requests"].labels(status).inc()
-    self._metrics["request_seconds"].observe(took)
+    self._metrics["request_seconds"].observe(seconds)
     return response
 
   def _authorize(self, request: requests.Request) -> None:
     header = request.headers.get("authorization", "")
-    scheme, _, found = header.partition(" ")
-    right = hmac.compare_digest(found.encode("latin-1"), self._token)
-    if self._token and not (right and scheme.lower() == "bearer"):
+    scheme, _, token = header.partition(" ")
+    is_valid = hmac.compare_digest(token.encode("latin-1"), self._token)
+    if self._token and not (is_valid and scheme.lower() == "bearer"):
       raise dialects.RequestError(
         "Found no valid token; send this service's token in the header "
         "'Authorization: Bearer TOKEN'.",
@@ -196,29 +204,30 @@ class Service:
     body = await http_server.body(
       request, limit=limits.body, seconds=limits.deadline
     )
-    asked = dialects.read(dialects.load(body))
-    k, most = limits.check(asked), limits.characters
+    parsed = dialects.read(dialects.load(body))
+    k = limits.check(parsed)
+    characters = limits.characters
     # One blank or long query must not cost a batch its answers.
-    cut = [query[:most] for query in asked.queries]
+    cut = [query[:characters] for query in parsed.queries]
     queries = [query for query in cut if query.strip()]
     end = begun + limits.seconds(len(queries))
     for name, count in (
       ("queries", len(cut)),
       ("blank_queries", len(cut) - len(queries)),
-      ("cut_queries", sum(len(query) > most for query in asked.queries)),
+      ("cut_queries", sum(len(query) > characters for query in parsed.queries)),
     ):
       self._metrics[name].inc(count)
-    answers = iter(await self._found(request, queries, k, end))
-    found = [next(answers) if q.strip() else () for q in cut]
-    return dialects.response(found, is_scored=asked.is_scored)
+    answers = iter(await self._search_until(request, queries, k, end))
+    passages = [next(answers) if q.strip() else () for q in cut]
+    return dialects.response(passages, is_scored=parsed.is_scored)
 
-  async def _found(
+  async def _search_until(
     self, request: requests.Request, queries: list[str], k: int, end: float
   ) -> list[batching.Answer]:
-    found = self.batcher.submit(queries, k)
+    answers = self.batcher.submit(queries, k)
     try:
       async with asyncio.timeout_at(end):
-        return await http_server.unless_gone(request.receive, found)
+        return await http_server.unless_gone(request.receive, answers)
     except TimeoutError:
       raise dialects.RequestError(
         f"No answer within {self._limits.seconds(len(queries)):g} seconds; try "
@@ -252,7 +261,7 @@ def create_app(
       routing.Route("/metrics", service.metrics),
     ],
     lifespan=lifespan,
-    exception_handlers={exceptions.HTTPException: _refused},
+    exception_handlers={exceptions.HTTPException: _refuse_route},
   )
   app.state.service = service
   return app
@@ -262,7 +271,7 @@ def _refusal(refused: dialects.RequestError) -> responses.Response:
   return _json({"detail": str(refused)}, refused.status, refused.headers)
 
 
-async def _refused(
+async def _refuse_route(
   request: requests.Request, error: Exception
 ) -> responses.Response:
   """Answers a request of an unknown path or method."""

@@ -34,10 +34,11 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 class PageError(types.RetrievalError):
-  """A page was not fetched: a fact about the page, in a sentence.
+  """A page cannot be fetched; the message is a sentence about the page.
 
-  why: counts the error: `address`, `robots`, `redirects`, `status`, `type`,
-    `large`, `late`, `connection` or `text`.
+  Attributes:
+    why: the kind of error, under which it is counted: `address`, `robots`,
+      `redirects`, `status`, `type`, `late`, `connection` or `text`.
   """
 
   def __init__(self, sentence: str, why: str = "address"):
@@ -51,16 +52,16 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
   Raises:
     ValueError: a name is no network or address.
   """
-  found = []
+  parsed = []
   for name in names:
     try:
-      found.append(ipaddress.ip_network(name))
+      parsed.append(ipaddress.ip_network(name))
     except ValueError as error:
       raise ValueError(
         f"found {name!r} ({error}), expected a network or an address, such as "
         "10.0.0.0/8 or fd00::/8."
       ) from None
-  return tuple(found)
+  return tuple(parsed)
 
 
 # Global for (some versions of) Python, and yet of no public host: Azure's
@@ -68,8 +69,11 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
 # and site-local ones.
 _CLOSED = networks(
   (
-    *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
-    *("fec0::/10", "64:ff9b:1::/48"),
+    "168.63.129.16/32",
+    "192.0.0.0/24",
+    "192.88.99.0/24",
+    "fec0::/10",
+    "64:ff9b:1::/48",
   )
 )
 
@@ -105,11 +109,11 @@ def is_open(address: Address, allowed: Sequence[Network] = ()) -> bool:
     allowed: networks that are open although they are not public.
   """
   if isinstance(address, ipaddress.IPv6Address):
-    within = address.ipv4_mapped or address.sixtofour
+    embedded = address.ipv4_mapped or address.sixtofour
     if address in _NAT64:
-      within = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    if within is not None:
-      return is_open(within, allowed)
+      embedded = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    if embedded is not None:
+      return is_open(embedded, allowed)
   if any(address in network for network in allowed):
     return True
   return (
@@ -124,17 +128,22 @@ def is_open(address: Address, allowed: Sequence[Network] = ()) -> bool:
 async def resolve(host: str, port: int) -> list[str]:
   """Returns the addresses of a host by the system's resolver."""
   loop = asyncio.get_running_loop()
-  found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-  return list(dict.fromkeys(str(each[4][0]) for each in found))
+  entries = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+  return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
-async def checked(
+async def resolve_checked(
   url: httpx2.URL, allowed: Sequence[Network] = (), resolving: Resolve = resolve
 ) -> list[str]:
   """Resolves the host of a page once, and checks every address.
 
   Odd spellings of an IP address (`2130706433`, `0x7f.1`) are resolved as the
-  system does, so they are checked as what they lead to.
+  system does, so the addresses that they lead to are checked.
+
+  Args:
+    url: address of the page.
+    allowed: networks that are open although they are not public.
+    resolving: returns the addresses of a host; for tests.
 
   Returns:
     The addresses to connect to, at least one.
@@ -145,8 +154,8 @@ async def checked(
   """
   port = url.port or (443 if url.scheme == "https" else 80)
   try:
-    found = await resolving(url.raw_host.decode("ascii"), port)
-    parsed = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
+    names = await resolving(url.raw_host.decode("ascii"), port)
+    parsed = [ipaddress.ip_address(name.partition("%")[0]) for name in names]
   except socket.gaierror as error:
     if error.errno in (socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_SYSTEM):
       raise types.RetrievalError(
@@ -155,11 +164,11 @@ async def checked(
     raise PageError(f"{url.host}: there is no such host.") from None
   except (UnicodeError, ValueError):
     raise PageError(f"{url.host}: this is no name of a host.") from None
-  if not all(is_open(each, allowed) for each in parsed):
+  if not all(is_open(address, allowed) for address in parsed):
     raise PageError(
       f"{url.host}: its address is not public, so nothing is fetched from it."
     )
-  return [str(each) for each in parsed]
+  return [str(address) for address in parsed]
 
 
 # RFC 9309: at least 500 KiB are read, and a copy is used for at most 24 hours.
@@ -178,13 +187,16 @@ _REDIRECTS = 5
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-  """A page as it came.
+  """The answer of a server.
 
-  url: where it was, after redirects.
-  kind: its content type, one of `KINDS`.
-  charset: as the server names it; "": not at all.
-  is_whole: whether all of it is in `data`.
-  status, location: of the answer; the location only of a redirect.
+  Attributes:
+    url: address of the page, after redirects.
+    kind: content type; of a page that is read, one of `KINDS`.
+    charset: the encoding that the server names; "" if it names none.
+    data: the body, or its beginning.
+    is_whole: whether `data` is all of the body.
+    status: status of the answer.
+    location: target of a redirect; "" for other answers.
   """
 
   url: str
@@ -200,12 +212,13 @@ class Fetcher:
   """Fetches pages; usable from any event loop and thread.
 
   Every request, also one for a robots.txt or after a redirect, goes to an
-  address that `checked` checked. Cookies, proxies and passwords of
+  address that `resolve_checked` checked. Cookies, proxies and passwords of
   the environment are not used.
 
   Args:
     settings: a `config.PagesConfig`.
-    resolve, clock: for tests.
+    resolve: returns the addresses of a host; for tests.
+    clock: returns the time in seconds; for tests.
   """
 
   def __init__(
@@ -215,7 +228,8 @@ class Fetcher:
     resolve: Resolve = resolve,
     clock: Callable[[], float] = time.monotonic,
   ):
-    self._settings, self._resolve = settings, resolve
+    self._settings = settings
+    self._resolve = resolve
     self._allowed = networks(settings.allow_private)
     # Reading the certificates takes 20 ms of a core.
     self._certificates = ssl.create_default_context()
@@ -244,11 +258,12 @@ class Fetcher:
   async def _follow(self, url: httpx2.URL, *, is_page: bool) -> Fetched:
     """Returns the last of a chain of redirects, each of them checked.
 
-    A page must be allowed by robots.txt; what is no page is a robots.txt.
+    A page must be allowed by robots.txt; without `is_page`, the address is that
+    of a robots.txt.
     """
     for _ in range(_REDIRECTS + 1):
       # The address first: a refused host is not asked for its robots.txt.
-      hosts = await checked(url, self._allowed, self._resolve)
+      hosts = await resolve_checked(url, self._allowed, self._resolve)
       if is_page:
         await self._check_robots(url)
       page = await self._get(url, hosts, is_page)
@@ -302,15 +317,18 @@ class Fetcher:
         extensions={"sni_hostname": url.raw_host.decode("ascii")},
       ) as response,
     ):
-      status, location = response.status_code, ""
+      status = response.status_code
+      location = ""
       if 300 <= status < 400:
         location = response.headers.get("location", "")
       kind = response.headers.get("content-type", "").partition(";")[0]
-      kind, data, is_whole = kind.strip().lower(), b"", True
+      kind = kind.strip().lower()
+      data = b""
+      is_whole = True
       # The body is read only of a page that will be used.
       if status == 200 and (kind in KINDS or not is_page):
-        most = self._settings.largest if is_page else _ROBOTS_LARGEST
-        data, is_whole = await _body(response, most)
+        limit = self._settings.largest if is_page else _ROBOTS_LARGEST
+        data, is_whole = await _body(response, limit)
       charset = (response.charset_encoding or "").lower()
       return Fetched(str(url), kind, charset, data, is_whole, status, location)
 
@@ -340,20 +358,22 @@ class Fetcher:
   async def _rules(self, site: str) -> tuple[protego.Protego | None, float]:
     try:
       page = await self._follow(httpx2.URL(site), is_page=False)
-      status, data = page.status, page.data
+      status = page.status
+      data = page.data
     except PageError as error:
       # RFC 9309, 2.3.1.2: after five redirects, a file may count as missing.
       if error.why != "redirects":
         return None, _RETRY_SECONDS
-      status, data = 404, b""
-    # A server that is busy says nothing about what it allows.
+      status = 404
+      data = b""
+    # The answer of a busy server says nothing about its rules.
     if status >= 500 or status == 429:
       return None, _RETRY_SECONDS
     text = data.decode("utf-8-sig", errors="replace") if status < 300 else ""
     return protego.Protego.parse(text), _SECONDS
 
 
-async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
+async def _body(response: httpx2.Response, limit: int) -> tuple[bytes, bool]:
   """Returns a body up to a size, decompressed, and whether it is all of it.
 
   Raises PageError for an encoding that is unknown or broken.
@@ -363,10 +383,10 @@ async def _body(response: httpx2.Response, most: int) -> tuple[bytes, bool]:
   try:
     if coding not in ("", "identity", "gzip", "deflate"):
       raise httpx2.DecodingError("it is not gzip or deflate")
-    async for part in response.aiter_bytes():
-      data += part
-      if len(data) > most:
-        return bytes(data[:most]), False
+    async for chunk in response.aiter_bytes():
+      data += chunk
+      if len(data) > limit:
+        return bytes(data[:limit]), False
   except httpx2.DecodingError as error:
     raise PageError(
       f"The page's encoding {coding[:40]!r} cannot be read ({error}).", "type"

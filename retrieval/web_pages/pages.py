@@ -29,10 +29,11 @@ _CONTROL = re.compile(
   r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]"
 )
 _LONGEST_TITLE = 300
-# Elements of a page, which decide what its text costs: about 0.1 ms each on one
-# core. Only for the smaller page trafilatura compares its rules with justext,
-# whose time grows with the square of the paragraphs.
-_COMPARED, _MOST = 3_000, 10_000
+# Elements of a page that are read, at about 0.1 ms of a core for each.
+_MOST_ELEMENTS = 10_000
+# Up to this many elements, trafilatura compares its rules with justext, whose
+# time grows with the square of the number of paragraphs.
+_COMPARED_ELEMENTS = 3_000
 
 # It logs every odd page as an error; here such pages are counted.
 logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
@@ -41,7 +42,7 @@ Answer = tuple[types.Passage, ...]
 # Pages that are fetched at a time, and texts that are extracted at a time, on
 # threads of their own: a page can cost seconds.
 _CONCURRENCY = 32
-_LONGEST_WAIT = 600.0  # Seconds for one of these places.
+_LONGEST_WAIT = 600.0  # Seconds that a page may wait for its turn.
 _THREADS = 4
 
 
@@ -66,7 +67,8 @@ class PageReader:
   def __init__(
     self, settings: Any, *, words: int, fetcher: fetching.Fetcher | None = None
   ):
-    self._settings, self._words = settings, words
+    self._settings = settings
+    self._words = words
     self._fetcher = fetcher or fetching.Fetcher(settings)
     self._threads = concurrent.futures.ThreadPoolExecutor(
       _THREADS, thread_name_prefix="pages"
@@ -96,7 +98,7 @@ class PageReader:
     try:
       async with limit, self._gate.slot():
         page = await self._fetcher.fetch(address)
-        found = await asyncio.get_running_loop().run_in_executor(
+        content = await asyncio.get_running_loop().run_in_executor(
           self._threads, text, page
         )
     except (fetching.PageError, TimeoutError) as error:
@@ -108,11 +110,11 @@ class PageReader:
       self.counters[f"failed_{error.why}"] += 1
       raise error from None
     self.counters["read"] += 1
-    self.counters["large"] += not (page.is_whole and found.is_whole)
-    shown = cut(found.text, self._words)
-    self.counters["cut"] += shown != found.text
-    title = f'"{found.title}"' if found.title else ""
-    return types.Passage(page.url, title, shown)
+    self.counters["large"] += not (page.is_whole and content.is_whole)
+    beginning = first_words(content.text, self._words)
+    self.counters["cut"] += beginning != content.text
+    title = f'"{content.title}"' if content.title else ""
+    return types.Passage(page.url, title, beginning)
 
   async def search(self, request: types.SearchRequest) -> Answer:
     """Returns the page at the address that the request names.
@@ -147,20 +149,22 @@ class SearchWithPages:
   """
 
   def __init__(self, retriever: Any, reader: PageReader, *, first: int):
-    self._retriever, self._reader, self._first = retriever, reader, first
+    self._retriever = retriever
+    self._reader = reader
+    self._first = first
     self._snippets = 0
 
   @property
   def counters(self) -> Counter[str]:
-    own = Counter({"snippets": self._snippets})
+    snippets = Counter({"snippets": self._snippets})
     pages = counting.of_parts({"pages": self._reader})
-    return own + counting.counters(self._retriever) + pages
+    return snippets + counting.counters(self._retriever) + pages
 
   async def search(self, request: types.SearchRequest) -> Answer:
     """Returns passages with ids and titles of the search; raises as it does."""
     passages = await self._retriever.search(request)
 
-    async def shown(passage: types.Passage) -> types.Passage:
+    async def with_page(passage: types.Passage) -> types.Passage:
       try:
         page = await self._reader.read(passage.id)
       except types.RetrievalError:
@@ -168,7 +172,7 @@ class SearchWithPages:
         return passage
       return dataclasses.replace(passage, text=page.text)
 
-    first = await asyncio.gather(*map(shown, passages[: self._first]))
+    first = await asyncio.gather(*map(with_page, passages[: self._first]))
     return (*first, *passages[self._first :])
 
   def identity(self) -> dict[str, Any]:
@@ -186,9 +190,10 @@ class SearchWithPages:
 class Text(NamedTuple):
   """The text of a page.
 
-  title: in one line, "" without one.
-  text: a paragraph a line.
-  is_whole: whether all elements of the page were read.
+  Attributes:
+    title: the title in one line; "" if there is none.
+    text: the main text, with a line for each paragraph.
+    is_whole: whether all elements of the page were read.
   """
 
   title: str
@@ -205,41 +210,43 @@ def text(page: fetching.Fetched) -> Text:
     PageError: the page has no text.
   """
   if page.kind == "text/plain":
-    found = Text("", _source(page), is_whole=True)
+    content = Text("", _source(page), is_whole=True)
   else:
-    found = _of_html(page)
-  lines = _lines(found.text)
+    content = _read_html(page)
+  lines = _lines(content.text)
   if not lines:
     raise fetching.PageError(f"{page.url} has no text.", "text")
-  title = " ".join(_lines(found.title).split())[:_LONGEST_TITLE]
-  return found._replace(title=title, text=lines)
+  title = " ".join(_lines(content.title).split())[:_LONGEST_TITLE]
+  return content._replace(title=title, text=lines)
 
 
-def cut(words: str, most: int) -> str:
-  """Returns the first `most` words of a text, with its line breaks."""
+def first_words(text: str, word_limit: int) -> str:
+  """Returns the first words of a text, with its line breaks."""
   end = 0
-  for count, match in enumerate(re.finditer(r"\S+", words), 1):
-    if count > most:
-      return words[:end] + " ..."
+  for count, match in enumerate(re.finditer(r"\S+", text), 1):
+    if count > word_limit:
+      return text[:end] + " ..."
     end = match.end()
-  return words
+  return text
 
 
-def _of_html(page: fetching.Fetched) -> Text:
+def _read_html(page: fetching.Fetched) -> Text:
   source = _source(page)
   if not source.strip():
     return Text("", "", is_whole=True)
   try:
-    tree = decoding.tree(source)
+    tree = decoding.parse_html(source)
     title = tree.findtext(".//title") or ""
-    is_whole = _cut(tree, _MOST)
-    is_large = next(itertools.islice(tree.iter(), _COMPARED, None), None)
-    found = trafilatura.extract(
+    is_whole = _truncate(tree, _MOST_ELEMENTS)
+    is_large = next(
+      itertools.islice(tree.iter(), _COMPARED_ELEMENTS, None), None
+    )
+    text = trafilatura.extract(
       tree, include_comments=False, fast=is_large is not None
     )
     # Short and odd pages have no part that is clearly the main one.
-    found = found or trafilatura.html2txt(tree) or ""
-    return Text(title, found, is_whole)
+    text = text or trafilatura.html2txt(tree) or ""
+    return Text(title, text, is_whole)
   # A page that breaks a parser costs its own text only.
   except Exception as error:
     raise fetching.PageError(
@@ -253,25 +260,27 @@ def _source(page: fetching.Fetched) -> str:
   Raises PageError if the bytes are no text.
   """
   try:
-    return decoding.text(page.data, page.charset)
+    return decoding.decode(page.data, page.charset)
   except ValueError as error:
     raise fetching.PageError(f"{page.url} {error}.", "text") from None
 
 
-def _cut(tree: html.HtmlElement, most: int) -> bool:
-  """Removes what follows the first `most` elements; returns if nothing did."""
-  node = next(itertools.islice(tree.iter(), most, None), None)
+def _truncate(tree: html.HtmlElement, limit: int) -> bool:
+  """Keeps the first `limit` elements; returns whether the tree has no more."""
+  node = next(itertools.islice(tree.iter(), limit, None), None)
   if node is None:
     return True
-  kept = 0
+  keeps_node = 0  # 1 above the first node that is removed.
   while (parent := node.getparent()) is not None:
-    del parent[parent.index(node) + kept :]
-    parent.tail, node, kept = None, parent, 1
+    del parent[parent.index(node) + keeps_node :]
+    parent.tail = None
+    node = parent
+    keeps_node = 1
   return False
 
 
-def _lines(found: str) -> str:
-  lines = (
-    " ".join(each.split()) for each in _CONTROL.sub("", found).splitlines()
-  )
-  return "\n".join(each for each in lines if each)
+def _lines(text: str) -> str:
+  """Returns the lines that have words, with single blanks between these."""
+  lines = _CONTROL.sub("", text).splitlines()
+  words_of_lines = (" ".join(line.split()) for line in lines)
+  return "\n".join(filter(None, words_of_lines))

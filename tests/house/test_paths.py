@@ -93,7 +93,7 @@ def test_an_encoders_modules_are_in_its_folder(own, name):
     "query_prefix": "",
     "passage_prefix": "",
     "max_tokens": 64,
-    "most": 64,
+    "model_tokens": 64,
   }
   with pytest.raises(ValueError, match="expected one inside this folder"):
     encoder_settings.settle(own, pooling=None, **given)

@@ -53,12 +53,12 @@ def make(tmp_path, kind="flat", count=20, *, name="index", **values):
 def test_an_index_of_e5_passes_the_authors_health_check(tmp_path, kind):
   """As `retrieval/health.py` of their repository checks it."""
   index, encoder = make(tmp_path, kind)
-  assert index.described["model"] == ""  # It has no folder.
+  assert index.health_fields["model"] == ""  # It has no folder.
   model = "intfloat/e5-base-v2"
   how = {"encoder": encoder, "model": model if encoder else ""}
   found = search.SearchIndex(
     index.corpus, index._index, identity=index.identity, **how
-  ).described
+  ).health_fields
   assert found["index_size"] == found["corpus_size"] == 20
   canonical = {"backend": "e5-faiss-flat", "index_metric": "inner_product"}
   passes = (canonical | {"model": model}).items() <= found.items()

@@ -45,10 +45,10 @@ def test_only_what_changed_is_read_again_and_open_indexes_stay(tmp_path):
   )
   made = folder.update(notes, tmp_path / "index")
   assert (made.files, made.added, made.changed, made.removed) == (3, 3, 0, 0)
-  build = building.newest(tmp_path / "index")
+  build = building.newest_build(tmp_path / "index")
   same = folder.update([str(notes)], tmp_path / "index")
   assert (same.unchanged, same.added, same.changed) == (3, 0, 0)
-  assert building.newest(tmp_path / "index") == build
+  assert building.newest_build(tmp_path / "index") == build
   before = opening.open_index(tmp_path / "index")
   write(notes, lease__md=LEASE.replace("31 March", "30 April, today"))
   (notes / "dog.txt").unlink()
@@ -115,7 +115,7 @@ def test_a_damaged_list_of_files_is_made_anew(tmp_path, text, name):
   (tmp_path / "notes").mkdir()
   (tmp_path / "notes/a.md").write_text("Lease")
   folder.update([str(tmp_path / "notes")], tmp_path / "index")
-  build = building.newest(tmp_path / "index")
+  build = building.newest_build(tmp_path / "index")
   at = tmp_path / "index" if name == building.CURRENT else build
   (at / name).write_text(text)
   assert folder.update([str(tmp_path / "notes")], tmp_path / "index").added
@@ -127,7 +127,7 @@ def test_a_damaged_corpus_is_read_again_and_loses_no_document(
 ):
   notes = write(tmp_path / "notes", a__txt="A cat.", b__txt="A dog.")
   folder.update([str(notes)], tmp_path / "index")
-  rows = building.newest(tmp_path / "index") / "corpus/passages.jsonl"
+  rows = building.newest_build(tmp_path / "index") / "corpus/passages.jsonl"
   rows.write_bytes(damaged.ljust(rows.stat().st_size * (len(damaged) > 1)))
   write(notes, a__txt="A cat, today.")
   folder.update([str(notes)], tmp_path / "index")
@@ -178,7 +178,7 @@ def test_passages_fit_the_encoder_and_longer_ones_are_counted(tmp_path):
   made = folder.update([str(notes)], tmp_path / "i", encoder=encoder)
   assert encoder.cut == 0
   assert made.passages > 300 // 48
-  rows = passages.Corpus(building.newest(tmp_path / "i") / "corpus")
+  rows = passages.Corpus(building.newest_build(tmp_path / "i") / "corpus")
   texts = [rows[row].text for row in range(len(rows))]
   tokenizer, most = encoder.tokenizer()
   assert max(len(tokenizer.encode(text).ids) for text in texts) <= most

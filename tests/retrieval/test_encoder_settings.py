@@ -17,7 +17,9 @@ write = random_encoders.write
 
 
 def settle(folder, **given):
-  return encoder_settings.settle(folder, most=64, max_tokens=64, **given)
+  return encoder_settings.settle(
+    folder, model_tokens=64, max_tokens=64, **given
+  )
 
 
 E5 = ("query: ", "passage: ")

@@ -317,7 +317,7 @@ def test_of_a_large_page_the_first_elements_are_read():
   words = [f"w{i}" for i in range(20_000)]
   found = text_of("".join(f"<p>{word}</p>" for word in words))
   # html, head, title and body count too.
-  assert found.text.split() == words[: pages_lib._MOST - 4]
+  assert found.text.split() == words[: pages_lib._MOST_ELEMENTS - 4]
   assert found.title == "T" and not found.is_whole
   assert text_of(web_site.ARTICLE).is_whole
 
@@ -373,7 +373,7 @@ def test_every_spelling_of_this_machine_is_refused(host):
   """By the system's own resolver, which reads them all as fetching."""
   with pytest.raises(fetching.PageError, match="not public|no address|no such"):
     url = fetching.parse(f"http://{host}/latest/meta-data")
-    asyncio.run(fetching.checked(url))
+    asyncio.run(fetching.resolve_checked(url))
 
 
 def looked_up(*found):
@@ -387,7 +387,7 @@ def looked_up(*found):
 
 def check(url, *found, allowed=()):
   return asyncio.run(
-    fetching.checked(httpx2.URL(url), allowed, looked_up(*found))
+    fetching.resolve_checked(httpx2.URL(url), allowed, looked_up(*found))
   )
 
 

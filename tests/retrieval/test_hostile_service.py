@@ -72,7 +72,7 @@ class Found:
   """A search that finds given passages."""
 
   identity = {"kind": "told"}
-  described: dict[str, object] = {}
+  health_fields: dict[str, object] = {}
 
   def __init__(self):
     self.told, self.asked = [], []

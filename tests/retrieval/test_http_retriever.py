@@ -227,7 +227,7 @@ class Letters:
   """A search whose passages are the queries."""
 
   identity = {"kind": "letters"}
-  described: dict[str, object] = {}
+  health_fields: dict[str, object] = {}
 
   def __len__(self):
     return 26

@@ -22,7 +22,7 @@ units = functools.partial(cases.units, dim=DIM)
 
 def shards(folder, x, dtype="float32", each=300):
   made = vectors.Shards(
-    folder, count=len(x), each=each, dim=x.shape[1], dtype=dtype
+    folder, count=len(x), rows_per_shard=each, dim=x.shape[1], dtype=dtype
   )
   for shard in range(len(made)):
     start, end = made.span(shard)
@@ -94,10 +94,10 @@ def test_vectors_of_another_width_are_refused(tmp_path, shape):
 
 def test_calls_of_any_number_of_queries_compile_a_handful_of_times(tmp_path):
   index = flat_lib.open_flat(shards(tmp_path, units(600), "bfloat16"))
-  flat_lib.held.clear_cache()
+  flat_lib.search_devices.clear_cache()
   for count in (1, 2, 3, 5, 8, 9, 20, 31, 32, 33, 100, 128):
     index.search(units(count, seed=1), 3)
-  assert flat_lib.held._cache_size() <= 4
+  assert flat_lib.search_devices._cache_size() <= 4
 
 
 # Float32 on a CPU, to the bit.
@@ -190,7 +190,9 @@ def test_damage_of_a_shard_is_found(tmp_path):
 
 @pytest.mark.parametrize("rows", [39, 41])
 def test_a_shard_has_all_of_its_rows(tmp_path, rows):
-  made = vectors.Shards(tmp_path, count=40, each=40, dim=DIM, dtype="float32")
+  made = vectors.Shards(
+    tmp_path, count=40, rows_per_shard=40, dim=DIM, dtype="float32"
+  )
   with pytest.raises(ValueError, match="rows"):
     made.write(0, iter([units(rows)]))
   assert not made.finished(0)

@@ -312,7 +312,7 @@ def test_fields_that_no_row_has_are_refused(corpus, names, sentence):
 def test_a_field_that_is_no_text_stops_the_build(tmp_path):
   corpus = prepared(tmp_path, [{"text": "a b", "source": ["wiki"]}])
   with pytest.raises(ValueError, match="'0': found .*'wiki'.* in field 'so"):
-    filters.of_row(corpus, 0, ["source"])
+    filters.row_fields(corpus, 0, ["source"])
 
 
 def test_retrievers_that_cannot_filter_refuse():

@@ -191,10 +191,12 @@ def test_files_of_folders_and_globs_are_found_once(tmp_path, monkeypatch):
   os.mkfifo(tmp_path / "n/pipe.txt")
 
   def names(*paths):
-    found = finding.find(paths, reading.READERS, without="n/index")
+    found = finding.find_files(
+      paths, reading.READERS, excluded_folder="n/index"
+    )
     return [file.name for file in found.files]
 
-  found = finding.find(["n"], reading.READERS, without="n/index")
+  found = finding.find_files(["n"], reading.READERS, excluded_folder="n/index")
   assert found.files == (("n/a.md", "a.md"), ("n/deep/b.TXT", "deep/b.TXT"))
   others = {".png": 1, "hidden": 2, "linked folder": 1, "no regular file": 2}
   assert found.ignored == others

@@ -53,7 +53,11 @@ def test_vectors_of_a_file_are_not_encoded_again(tmp_path, dtype):
   found = opening.open_index(tmp_path / "i", encoder=encoder)
   assert found.search([QUERY], 1)[0][0].id == "7"
   made = vectors.Shards(
-    tmp_path / "i" / "vectors", count=200, each=60, dim=16, dtype=dtype
+    tmp_path / "i" / "vectors",
+    count=200,
+    rows_per_shard=60,
+    dim=16,
+    dtype=dtype,
   )
   stored = np.concatenate([made.rows(i) for i in range(4)])
   error = {"float32": 0, "bfloat16": 4e-3}[dtype]
@@ -113,7 +117,7 @@ def test_a_search_reads_more_than_by_default_of_faiss(factory):
   )
 
   def recall(value):
-    parameter = faiss_file.apply(index, value)
+    parameter = faiss_file.set_search_depth(index, value)
     rows = index.search(queries, 10)[1]
     shares = [len(set(a) & set(b)) / 10 for a, b in zip(rows, exact)]
     return parameter, np.mean(shares)

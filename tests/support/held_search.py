@@ -17,7 +17,7 @@ class HeldSearch:
   """
 
   identity = {"kind": "held", "sha256": "0" * 64}
-  described: dict[str, object] = {}
+  health_fields: dict[str, object] = {}
 
   def __init__(self, count: int = 7):
     self._count = count
