@@ -497,11 +497,13 @@ class _Told:
 
   def watch(self, state: episode_state.Episode) -> None:
     """Tells the searches of an episode, and what they found."""
-    if state.used > self.used:
+    if state.searches_used > self.used:
       for last in state.observations[-1:]:  # What had no room was not shown.
-        self.tell(events.Found(state.used, last.passages, last.numbers))
+        self.tell(
+          events.Found(state.searches_used, last.passages, last.numbers)
+        )
       total = budgets_lib.of(self.limits.budget).searches
-      self.tell(events.Budget(state.used, total))
-      self.used = state.used
+      self.tell(events.Budget(state.searches_used, total))
+      self.used = state.searches_used
     if isinstance(state.request, types.SearchRequest):
-      self.tell(events.Searching(state.used + 1, state.request.query))
+      self.tell(events.Searching(state.searches_used + 1, state.request.query))

@@ -156,14 +156,14 @@ def _play(
 
   async def play_all() -> None:
     left = (place for place in grid.order() if place not in rows)
-    with inflight.watched():
+    with inflight.watch_progress():
       await each(left, play, at_once=playing.slots)
 
   try:
     loop.run(play_all())
   finally:
     if failed:
-      why = driver.reasons(failed)
+      why = driver.failure_summary(failed)
       _log.warning("%d episodes failed: %s", len(failed), why)
 
 

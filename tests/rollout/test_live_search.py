@@ -92,7 +92,9 @@ def played(retriever, count, *, deadline):
 
   async def all_of_them():
     asked = (types.SearchRequest(f"q{i}", 3) for i in range(count))
-    return await asyncio.gather(*(driver.answer(r, parts) for r in asked))
+    return await asyncio.gather(
+      *(driver.answer_request(r, parts) for r in asked)
+    )
 
   return [x for x in loop.run(all_of_them()) if not hasattr(x, "passages")]
 
