@@ -99,7 +99,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
   """Returns a retriever for all tools of the episode's environment."""
   from anysearch_jax.environment import protocol
   from anysearch_jax.methods import systems
-  from anysearch_jax.rollout import searching
+  from anysearch_jax.rollout import tool_retrievers
 
   c, prompts = config.retrieval, config.episode.prompts
   names = [each.name for each in systems.of_episode(config.episode).tools]
@@ -121,7 +121,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
       reader = None if is_strict else page_reader(c.pages, c.pages.opened_words)
       found[name] = _logged(c, f"{c.log}.pages" if c.log else "", reader)
     elif name == "fetch":
-      found[name] = searching.PageRetriever(made)
+      found[name] = tool_retrievers.PageRetriever(made)
     elif name not in found:
       raise ValueError(
         f"search.tools: found none for the tool {name!r} of the environment "
@@ -130,7 +130,7 @@ def _tools(config: config_lib.ExperimentConfig, made: Any) -> Any:
       )
   if names == [protocol.SEARCH]:
     return found[protocol.SEARCH]
-  return searching.Toolbox({n: found[n] for n in names}, config.search)
+  return tool_retrievers.Toolbox({n: found[n] for n in names}, config.search)
 
 
 def _simulated(config: config_lib.ExperimentConfig, lexical: Any) -> Any:

@@ -84,7 +84,7 @@ class ChatEngine(completions.CompletionsEngine):
 
   Args:
     url, codec, settings: as of `completions.CompletionsEngine`. The codec
-      renders a prompt as its content alone, as `completions.PlainText` does.
+      renders a prompt as its content alone, as `plain_text.PlainText` does.
     mode: `tools` or `tags`; "": `probe` decides.
 
   Attributes:

@@ -17,16 +17,18 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import wording
 from anysearch_jax.host import http_calls, openai_endpoint
+from anysearch_jax.rollout import plain_text
 
 if TYPE_CHECKING:
   from anysearch_jax.policy import tokenizer
+
+  Codec = plain_text.PlainText | tokenizer.Tokenizer
 
 T = TypeVar("T")
 
@@ -289,95 +291,3 @@ def seed(address: types.Address, turn: int) -> int:
   key = json.dumps([*map(int, address._replace(variant=0)), turn])
   digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
   return int.from_bytes(digest) >> 1
-
-
-_PIECE = re.compile(r"[\x01-\x7f]{1,4}|[^\x01-\x7f]")
-_END = 0
-# Control tokens of the usual families, to be neutralised in outside texts:
-# a server reads them as control tokens wherever they occur.
-_CONTROL = (
-  "<|im_start|>",
-  "<|im_end|>",
-  "<|endoftext|>",
-  "<|end_of_text|>",
-  "<|begin_of_text|>",
-  "<|start_header_id|>",
-  "<|end_header_id|>",
-  "<|eot_id|>",
-  "<|eom_id|>",
-  "<|python_tag|>",
-  "<|end|>",
-  "<|user|>",
-  "<|assistant|>",
-  "<|system|>",
-  "<|start|>",
-  "<|message|>",
-  "<|return|>",
-  "<start_of_turn>",
-  "<end_of_turn>",
-  "<bos>",
-  "<eos>",
-  "<s>",
-  "</s>",
-  "[INST]",
-  "[/INST]",
-  "<<SYS>>",
-  "<</SYS>>",
-)
-
-
-class PlainText:
-  """A codec for models whose tokenizer is not at hand.
-
-  It has no vocabulary and no chat template. An id stands for up to four ASCII
-  characters or for one other character, which is about what tokenizers make of
-  prose. Lengths in tokens are therefore estimates, but no text is changed:
-  decoding gives what was encoded.
-  """
-
-  end_of_turn_ids = frozenset({_END})
-  end_of_turn_id: int | None = _END
-  control_tokens: tuple[str, ...] = _CONTROL
-
-  def encode(self, text: str) -> list[int]:
-    """Returns the ids of a text."""
-    return [_id(piece) for piece in _PIECE.findall(text)]
-
-  def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text of ids."""
-    return "".join(map(_text, ids))
-
-  def transcript(self, ids: Sequence[int]) -> str:
-    """Returns what a server is sent for ids: their text."""
-    return self.decode(ids)
-
-  def render(
-    self, content: str, system: str = "", prefill: str = "", chat: bool = True
-  ) -> tuple[str, list[int]]:
-    """Returns the texts themselves as the prompt, as for a base model."""
-    del chat
-    text = wording.joined(content, system, prefill)
-    return text, self.encode(text)
-
-
-if TYPE_CHECKING:
-  Codec = PlainText | tokenizer.Tokenizer
-
-
-def _id(piece: str) -> int:
-  """Returns an id: four bytes of ASCII, or a character after `_END`.
-
-  The first byte is not 0, so no character has such a number. Both fit into
-  int32.
-  """
-  if piece.isascii() and piece != "\0":
-    return int.from_bytes(piece.encode().ljust(4, b"\0"))
-  return ord(piece) + 1
-
-
-def _text(token: int) -> str:
-  if token == _END:
-    return ""
-  if token < 1 << 24:
-    return chr(token - 1)
-  return token.to_bytes(4).rstrip(b"\0").decode()

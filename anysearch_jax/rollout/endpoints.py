@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, openai_endpoint, redaction
-from anysearch_jax.rollout import chat_completions, completions
+from anysearch_jax.rollout import chat_completions, completions, plain_text
 
 COMPLETIONS = "completions"
 # The ways to ask a model, and what each means.
@@ -138,7 +138,7 @@ def opened(
     is_safe = urllib.parse.urlsplit(url).scheme == "https"
     key = KEY if is_safe and os.environ.get(KEY) else ""
   model = model or _only_model(url, key)
-  codec: Any = completions.PlainText()
+  codec: Any = plain_text.PlainText()
   if folder:
     from anysearch_jax.policy import tokenizer
 

@@ -20,7 +20,7 @@ from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, turns
 from anysearch_jax.launch import progress, retrievers
 from anysearch_jax.retrieval import recording, web_search
-from anysearch_jax.rollout import driver, searching
+from anysearch_jax.rollout import driver, searching, tool_retrievers
 
 
 class Service:
@@ -220,7 +220,7 @@ def test_a_slow_search_holds_no_other(tmp_path):
     recorded = recording.Recorder(
       named, tmp_path / "log", mode="record", identity="w"
     )
-    box = searching.Toolbox({"search": recorded})
+    box = tool_retrievers.Toolbox({"search": recorded})
     for each in (retriever, named, recorded, box):
       ended.clear()
       searcher = searching.BatchingRetriever(each, config_lib.SearchConfig())

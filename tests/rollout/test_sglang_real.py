@@ -41,7 +41,12 @@ from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder, hf, lora
-from anysearch_jax.rollout import chat_completions, completions, endpoints
+from anysearch_jax.rollout import (
+  chat_completions,
+  completions,
+  endpoints,
+  plain_text,
+)
 from anysearch_jax.rollout.servers import engine as servers_engine
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import sglang
@@ -414,7 +419,7 @@ def _close(what, found, expected):
 def test_text_completions_of_the_server_end_alike(policy, start, local):
   start()  # Loads the weights.
   listed = httpx2.get(f"{_URL}/v1/models", trust_env=False).json()
-  codec = policy.tokenizer if local else completions.PlainText()
+  codec = policy.tokenizer if local else plain_text.PlainText()
   engine = completions.CompletionsEngine(
     f"{_URL}/v1",
     codec,
