@@ -38,7 +38,7 @@ class Chosen(typing.NamedTuple):
 
   kind: str
   name: str
-  endpoint: endpoints.Opened | None = None
+  endpoint: endpoints.OpenEndpoint | None = None
 
   @property
   def local(self) -> bool:
@@ -134,7 +134,7 @@ def read_flags(
   return config, Chosen("openai", opened.name, opened)
 
 
-def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
+def _opened(config: config_lib.ExperimentConfig) -> endpoints.OpenEndpoint:
   """Returns the model of --openai.
 
   What the server was asked and decided is printed on standard error.
@@ -157,7 +157,7 @@ def _opened(config: config_lib.ExperimentConfig) -> endpoints.Opened:
     f.openai_key_variable,
   )
   try:
-    opened = endpoints.opened(
+    opened = endpoints.open_endpoint(
       named,
       episode=config.episode,
       sampling=config.sampling,

@@ -32,7 +32,7 @@ def load(
   if isinstance(policy, endpoints.Endpoint):
     config = with_answer_room(config or endpoints.default_config())
     searcher = searching.BatchingRetriever(_opened(retriever), config.search)
-    opened = endpoints.opened(
+    opened = endpoints.open_endpoint(
       policy,
       episode=config.episode,
       sampling=config.sampling,

@@ -437,8 +437,8 @@ async def run_groups(
         )
       )
     finished[assignment.index] = samplings
-    kept = sum(_is_kept(tries[-1]) for tries in finished.values())
-    if keep and keep == kept:
+    kept_groups = sum(_is_kept(tries[-1]) for tries in finished.values())
+    if keep and keep == kept_groups:
       for task in tasks:
         if task is not asyncio.current_task():
           task.cancel()

@@ -189,7 +189,7 @@ def _after_search(
   )
   text += env.after_search(charged.budget, charged.searches_used)
   chunk = environment_chunk(charged, text)
-  return next_turn(charged, chunk, shown=passages)
+  return next_turn(charged, chunk, passages=passages)
 
 
 def land(episode: episode_state.Episode) -> episode_state.Episode:
@@ -217,9 +217,9 @@ def _land_before_passages(
   The answer then follows the passages directly, as other turns do. A small
   policy may have learned to read only the text right before its turn.
   """
-  passages = extended.chunks[len(episode.chunks) :]
+  passage_chunks = extended.chunks[len(episode.chunks) :]
   line = environment_chunk(episode, episode.environment.over_budget)
-  chunks = (*episode.chunks, line, *passages)
+  chunks = (*episode.chunks, line, *passage_chunks)
   return next_turn(dataclasses.replace(extended, chunks=chunks, landing=True))
 
 
@@ -335,11 +335,11 @@ def _request_search(
 def next_turn(
   episode: episode_state.Episode,
   *chunks: episode_state.Chunk,
-  shown: tuple[types.Passage, ...] | None = None,
+  passages: tuple[types.Passage, ...] | None = None,
 ) -> episode_state.Episode:
   """Appends `chunks` and requests a turn, or truncates if there is no room.
 
-  On truncation `chunks` are dropped, with the passages `shown` in them. So a
+  On truncation `chunks` are dropped, with the `passages` in them. So a
   trajectory never exceeds the context, and never ends with an observation that
   the policy did not read. If only an answer has room, the episode lands; it
   drops `chunks` if they would use the tokens kept for the answer.
@@ -347,15 +347,15 @@ def next_turn(
   Args:
     episode: the state before `chunks`.
     *chunks: texts that the next turn reads.
-    shown: the passages in `chunks` if they answer the last search; else None.
+    passages: those in `chunks` if they answer the last search; else None.
 
   Returns:
     The next state. It requests a turn, or is `Done`.
   """
   extended = dataclasses.replace(episode, chunks=episode.chunks + chunks)
-  if shown is not None:
+  if passages is not None:
     *earlier, last = episode.observations
-    observations = (*earlier, last._replace(passages=shown))
+    observations = (*earlier, last._replace(passages=passages))
     extended = dataclasses.replace(extended, observations=observations)
   asking = extended
   if episode.scaffold:
@@ -363,10 +363,10 @@ def next_turn(
     asking = dataclasses.replace(extended, chunks=(*extended.chunks, line))
   if episode.chunks and asking.is_spent:
     if asking.reads_all:
-      if shown is None:
+      if passages is None:
         return land(extended)
       return _land_before_passages(episode, extended)
-    if shown is None:
+    if passages is None:
       # An empty chunk marks that the last turn was complete, not cut off.
       empty = _unsampled_chunk(types.Author.ENVIRONMENT, "", [])
       episode = dataclasses.replace(episode, chunks=(*episode.chunks, empty))

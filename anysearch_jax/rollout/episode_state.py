@@ -346,7 +346,8 @@ class Episode:
   @property
   def reached_limit(self) -> str:
     """The limit that leaves no room for a token, "" if there is room."""
-    config, caps = self.config, self.caps
+    config = self.config
+    caps = self.caps
     if self.written_tokens >= config.max_generated:
       return (
         f"The model wrote all of its {config.max_generated} tokens "

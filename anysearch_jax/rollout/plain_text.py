@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from anysearch_jax.environment import wording
 
+# Text that becomes one id: up to four ASCII characters, or one other character.
 _PIECE = re.compile(r"[\x01-\x7f]{1,4}|[^\x01-\x7f]")
-_END = 0
+_END = 0  # The id of the end of a turn, which has no text.
+_FIRST_ASCII = 1 << 24  # Ids of ASCII texts begin here; below are characters.
+_ID_BYTES = 4
 # Control tokens of the usual families, to be neutralised in outside texts:
 # a server reads them as control tokens wherever they occur.
 _CONTROL = (
@@ -70,26 +73,38 @@ class PlainText:
   def render(
     self, content: str, system: str = "", prefill: str = "", chat: bool = True
   ) -> tuple[str, list[int]]:
-    """Returns the texts themselves as the prompt, as for a base model."""
+    """Returns the texts themselves as the prompt, as for a base model.
+
+    Args:
+      content: the user's message.
+      system: a text before it.
+      prefill: a text after it, which begins the reply.
+      chat: ignored, because there is no chat template.
+
+    Returns:
+      The prompt and its ids.
+    """
     del chat
     text = wording.joined(content, system, prefill)
     return text, self.encode(text)
 
 
 def _id(piece: str) -> int:
-  """Returns an id: four bytes of ASCII, or a character after `_END`.
+  """Returns the id of a text that matches `_PIECE`.
 
-  The first byte is not 0, so no character has such a number. Both fit into
-  int32.
+  ASCII texts are read as a big-endian number of four bytes, whose first byte is
+  not 0. Another character is its code point plus one (0 is `_END`), which is
+  below these numbers. Both fit into int32.
   """
   if piece.isascii() and piece != "\0":
-    return int.from_bytes(piece.encode().ljust(4, b"\0"))
+    return int.from_bytes(piece.encode().ljust(_ID_BYTES, b"\0"))
   return ord(piece) + 1
 
 
 def _text(token: int) -> str:
+  """Returns the text of an id, the inverse of `_id`."""
   if token == _END:
     return ""
-  if token < 1 << 24:
+  if token < _FIRST_ASCII:
     return chr(token - 1)
-  return token.to_bytes(4).rstrip(b"\0").decode()
+  return token.to_bytes(_ID_BYTES).rstrip(b"\0").decode()

@@ -48,7 +48,7 @@ def ask(server, *, mode="tools", budget=1, config=CONFIG, **values):
     agent_lib.Agent(engine, PLAIN, retriever, config=config, slots=1) as agent,
   ):
     told = list(agent.stream("When does the lease end?", budget=budget))
-    assert not engine._known  # Released.
+    assert not engine._conversations  # Released.
   reply = told[-1].reply
   assert len(retriever.requests) == reply.searches <= budget
   return reply, told, engine

@@ -254,7 +254,7 @@ def _read(name):
     sglang.read_turn,
     reply,
     prompt=len(found["body"]["input_ids"]),
-    most=120,
+    max_tokens=120,
     vocab_size=_VOCAB,
     versions={"recorded.0-0": 0, "recorded.1-1": 1},
   )
@@ -452,7 +452,7 @@ def test_chat_model_of_the_server_calls_the_tool(policy, start, monkeypatch):
   monkeypatch.setattr(chat_completions, "_PROBE_TOKENS", 64)
   model = endpoints.Endpoint(f"{_URL}/v1")
   defaults = endpoints.default_config()
-  opened = endpoints.opened(
+  opened = endpoints.open_endpoint(
     model,
     episode=defaults.episode,
     sampling=defaults.sampling,

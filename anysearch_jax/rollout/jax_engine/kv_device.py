@@ -230,10 +230,11 @@ class KvDevice:
     """
 
     def call() -> int:
-      freed, self._pages = self._pages, None
+      pages = self._pages
+      self._pages = None
       self._rows.clear()
       size = 0
-      for x in jax.tree.leaves(freed):
+      for x in jax.tree.leaves(pages):
         size += x.addressable_shards[0].data.nbytes
         x.delete()
       return size
