@@ -130,7 +130,9 @@ class ChatEngine(completions.CompletionsEngine):
     sampling = dataclasses.replace(self._sampling, temperature=0.0)
     if self.mode != TAGS:
       try:
-        reply = await self._ask(fields | _OFFER, sampling, _message, _EXPECTED)
+        reply = await self._ask(
+          fields | _OFFER, sampling, _read_message, _EXPECTED
+        )
       except http_calls.StatusError as error:
         if self.mode or error.status not in _NO_TOOLS:
           raise
@@ -139,7 +141,7 @@ class ChatEngine(completions.CompletionsEngine):
         self.mode = self.mode or (TOOLS if reply.query else TAGS)
         self.why = f"it {'called' if reply.query else 'did not call'} the tool"
         return self.mode
-    await self._ask(fields, sampling, _message, _EXPECTED)
+    await self._ask(fields, sampling, _read_message, _EXPECTED)
     self.mode = TAGS
     self.why = self.why or "as the environment's prompt says"
     return self.mode
@@ -167,16 +169,18 @@ class ChatEngine(completions.CompletionsEngine):
       fields |= {"stream": True, "stream_options": {"include_usage": True}}
     sampling = self._sampling.asked(request)
     with completions.engine_errors():
-      reply = await self._ask(fields, sampling, _message, _EXPECTED, tell)
+      reply = await self._ask(fields, sampling, _read_message, _EXPECTED, tell)
       if reply.call and _CHOICE in fields:
         self._leave_out(_CHOICE, "The model called a tool against tool_choice.")
         no_tools = (*_OFFER, _CHOICE)
         fields = {k: v for k, v in fields.items() if k not in no_tools}
-        reply = await self._ask(fields, sampling, _message, _EXPECTED, tell)
-    turn = _turn(reply, request, self._codec, tools=tools)
+        reply = await self._ask(
+          fields, sampling, _read_message, _EXPECTED, tell
+        )
+    turn = _turn_of_message(reply, request, self._codec, tools=tools)
     message = reply.message
     if not tools:  # Later requests repeat it with its stop text.
-      text = turn.text.removeprefix(_thinking(reply.thought, ended=True))
+      text = turn.text.removeprefix(_thought_text(reply.thought, ended=True))
       message = {**message, "content": text}
     context = (*request.token_ids, *turn.token_ids)
     conversations = self._conversations.setdefault(request.address, {})
@@ -223,7 +227,7 @@ class ChatEngine(completions.CompletionsEngine):
 _Conversations = dict[tuple[int, ...], list[dict[str, Any]]]
 
 
-def _message(choice: Any) -> _Message | None:
+def _read_message(choice: Any) -> _Message | None:
   """Reads a choice; None if it has another shape."""
   message = choice["message"]
   finish = choice["finish_reason"]
@@ -286,7 +290,7 @@ def _split_thought(content: str) -> tuple[str, str]:
   return thought, answer
 
 
-def _thinking(thought: str, *, ended: bool) -> str:
+def _thought_text(thought: str, *, ended: bool) -> str:
   """Returns reasoning as the beginning of a turn."""
   if not thought:
     return ""
@@ -294,7 +298,7 @@ def _thinking(thought: str, *, ended: bool) -> str:
   return _OPENS + protocol.neutralise(thought) + end
 
 
-def _turn(
+def _turn_of_message(
   reply: _Message,
   request: types.GenerateRequest,
   codec: completions.Codec,
@@ -317,7 +321,7 @@ def _turn(
       text += protocol.neutralise(reply.call)
     elif text and not is_cut and _WRITTEN_CALL not in text:
       text = f"<answer>{text}</answer>"
-  text = _thinking(thought, ended=True) + text
+  text = _thought_text(thought, ended=True) + text
   # A model may spend all of its tokens on reasoning that the server hides. The
   # turn is then the end-of-turn token alone, because it must have a token.
   finish = "length" if is_cut and text else "stop"
@@ -353,7 +357,7 @@ def _streamer(
     tag = thought.rfind("<", -_LONGEST_TAG)
     if tag >= 0 and not content and ">" not in thought[tag:]:
       thought = thought[:tag]  # A tag may have begun, which is neutralised.
-    text = _thinking(thought, ended=bool(content))
+    text = _thought_text(thought, ended=bool(content))
     if not tools:
       text += content
     if len(text) > sent_characters:

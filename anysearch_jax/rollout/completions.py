@@ -126,7 +126,7 @@ class CompletionsEngine:
     """
     with engine_errors():
       fields = {"prompt": "?", "max_tokens": 1}
-      await self._ask(fields, self._sampling, _completion, _EXPECTED)
+      await self._ask(fields, self._sampling, _read_completion, _EXPECTED)
     return "completions"
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
@@ -140,7 +140,9 @@ class CompletionsEngine:
     }
     sampling = self._sampling.asked(request)
     with engine_errors():
-      completion = await self._ask(fields, sampling, _completion, _EXPECTED)
+      completion = await self._ask(
+        fields, sampling, _read_completion, _EXPECTED
+      )
     return generation(completion, request, self._codec)
 
   def release(self, address: types.Address) -> None:
@@ -242,7 +244,7 @@ class Completion(NamedTuple):
   matched: str | None
 
 
-def _completion(choice: Any) -> Completion | None:
+def _read_completion(choice: Any) -> Completion | None:
   """Reads a choice; None if it has another shape."""
   text = http_calls.text_of(choice["text"])
   finish = choice["finish_reason"]
@@ -272,7 +274,7 @@ def generation(
   Raises:
     types.EngineError: the turn is empty.
   """
-  text, finish = _restored(completion, request)
+  text, finish = _restore_stop_text(completion, request)
   ids = codec.encode(text)
   if len(ids) > request.max_tokens:
     # The server counts fewer tokens. The local count limits an episode.
@@ -296,7 +298,7 @@ def generation(
   )
 
 
-def _restored(
+def _restore_stop_text(
   completion: Completion, request: types.GenerateRequest
 ) -> tuple[str, types.Finish]:
   """Returns a turn's whole text and why it ended.

@@ -1,10 +1,12 @@
 """The episode as a pure state machine (the paper's section "Method").
 
-    start -> GenerateRequest -> Generation -> step -> SearchRequest
-                 ^                                        |
-                 +---- step <- Retrieved <- (retriever) <-+
-                 |
-                 +---- ... until the request is `Done`
+    start --> GenerateRequest --> engine --> Generation
+                ^                               |
+                |                               v
+                +-------------------------- step(turn) --> Done
+                |                               |
+                |                               v
+      step(passages) <-- retriever <-- SearchRequest
 
 `start` and `step` return the next state. Its `request` is the one thing that
 the episode waits for. The caller (`driver`), which has an engine and a
@@ -357,12 +359,12 @@ def next_turn(
     *earlier, last = episode.observations
     observations = (*earlier, last._replace(passages=passages))
     extended = dataclasses.replace(extended, observations=observations)
-  asking = extended
+  with_line = extended
   if episode.scaffold:
     line = environment_chunk(episode, episode.budget_line)
-    asking = dataclasses.replace(extended, chunks=(*extended.chunks, line))
-  if episode.chunks and asking.is_spent:
-    if asking.reads_all:
+    with_line = dataclasses.replace(extended, chunks=(*extended.chunks, line))
+  if episode.chunks and with_line.is_spent:
+    if with_line.reads_all:
       if passages is None:
         return land(extended)
       return _land_before_passages(episode, extended)
@@ -371,23 +373,23 @@ def next_turn(
       empty = _unsampled_chunk(types.Author.ENVIRONMENT, "", [])
       episode = dataclasses.replace(episode, chunks=(*episode.chunks, empty))
     return land(episode)
-  if reason := asking.reached_limit:
+  if reason := with_line.reached_limit:
     return finish(episode, types.Outcome.TRUNCATED, reason)
-  limit = asking.limit_before_landing
+  limit = with_line.limit_before_landing
   if limit is None or limit <= 0:
-    limit = asking.turn_limit
+    limit = with_line.turn_limit
   can_search = any(
-    asking.affords(tool.name) for tool in asking.environment.tools
+    with_line.affords(tool.name) for tool in with_line.environment.tools
   )
   request = types.GenerateRequest(
-    address=asking.address,
-    turn=asking.turns,
-    token_ids=asking.context,
-    max_tokens=min(limit, asking.config.max_turn or limit),
-    stop=asking.environment.stops,
-    may_search=can_search and not asking.landing,
+    address=with_line.address,
+    turn=with_line.turns,
+    token_ids=with_line.context,
+    max_tokens=min(limit, with_line.config.max_turn or limit),
+    stop=with_line.environment.stops,
+    may_search=can_search and not with_line.landing,
   )
-  return dataclasses.replace(asking, request=request)
+  return dataclasses.replace(with_line, request=request)
 
 
 def _markers(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:

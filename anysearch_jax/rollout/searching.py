@@ -263,10 +263,10 @@ class BatchingRetriever:
     if query.call is None:
       del self._open[query.key]
       del self._unsent[query.key]
-    elif not any(other.waiters for other in query.batch):
-      for other in query.batch:
+    elif not any(sibling.waiters for sibling in query.batch):
+      for sibling in query.batch:
         # From now on the same query starts a new call.
-        self._open.pop(other.key, None)
+        self._open.pop(sibling.key, None)
       query.call.cancel()
 
   def _count_call(self, queries: int, seconds: float) -> None:

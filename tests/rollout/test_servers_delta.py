@@ -136,7 +136,7 @@ def test_folders_of_different_shapes_have_no_delta(tmp_path):
 def following(serve, tmp_path, monkeypatch):
   """Starts a server, its host's process, and an engine that sends deltas."""
   monkeypatch.setattr(delta, "COPIES", tmp_path / "copies")
-  monkeypatch.setattr(server_lib, "_PATCH_POLL", 0.05)
+  monkeypatch.setattr(server_lib, "_PATCH_POLL_SECONDS", 0.05)
   shared, started = tmp_path / "shared", []
 
   def follow():

@@ -5,7 +5,7 @@ released; while it searches, other episodes decode. The next turn reuses the
 cached prefix of its context; chunked prefill between decode calls appends the
 rest, such as an observation. Prompts with a common prefix share pages.
 
-`JaxEngine._serve` is the scheduler. It repeats these steps while a turn waits:
+`JaxEngine._schedule` repeats these steps while a turn waits:
 
 1. `_admit` gives queued turns a row, in order of arrival, while pages are free.
 2. `_prefill` caches the contexts of turns until a decode call would be full.
@@ -216,7 +216,7 @@ class JaxEngine:
     self._queue.append(turn)
     self._has_changed.set()
     if self._scheduler is None or self._scheduler.done():
-      self._scheduler = asyncio.create_task(self._serve())
+      self._scheduler = asyncio.create_task(self._schedule())
     return await future
 
   def release(self, address: types.Address) -> None:
@@ -285,7 +285,7 @@ class JaxEngine:
       )
     self._memory.forget_prompts()
 
-  async def _serve(self) -> None:
+  async def _schedule(self) -> None:
     """Schedules calls until no turn is left; see the head of this file."""
     self._has_changed = asyncio.Event()
     call: _DecodeCall | None = None

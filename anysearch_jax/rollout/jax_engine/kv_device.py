@@ -97,7 +97,7 @@ class KvDevice:
     # A daemon thread, so that a call that hangs cannot keep the process alive.
     # The threads of an executor are joined at interpreter exit.
     threading.Thread(
-      target=_serve, args=(self._calls,), name="engine", daemon=True
+      target=_run_calls, args=(self._calls,), name="engine", daemon=True
     ).start()
     # Not at exit, where turns that are cancelled still wait for their calls.
     weakref.finalize(self, self._calls.put, None).atexit = False
@@ -220,7 +220,7 @@ class KvDevice:
       )
       return jax.device_get(scores)
 
-    return self._wait(call, "gave no scores")
+    return self._wait_for(call, "gave no scores")
 
   def free(self) -> int:
     """Frees the pages after the calls so far; returns their bytes on a device.
@@ -239,7 +239,7 @@ class KvDevice:
         x.delete()
       return size
 
-    return self._wait(call, "did not free its pages")
+    return self._wait_for(call, "did not free its pages")
 
   def drain(self) -> None:
     """Waits at most a minute until no call is running."""
@@ -275,7 +275,7 @@ class KvDevice:
       steps=self._config.decode_steps,
     )
 
-  def _wait(self, call: Callable[[], T], failure: str) -> T:
+  def _wait_for(self, call: Callable[[], T], failure: str) -> T:
     """Returns the result of a call on the thread of the calls."""
     try:
       return self._submit(call).result(_CALL_SECONDS)
@@ -301,7 +301,7 @@ class KvDevice:
     return future
 
 
-def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
+def _run_calls(calls: queue.SimpleQueue[_Call | None]) -> None:
   """Runs calls in order until it receives None."""
   while (call := calls.get()) is not None:
     future, run = call

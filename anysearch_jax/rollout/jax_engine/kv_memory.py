@@ -443,10 +443,14 @@ class KvMemory:
     pool = self._pools[row.shard][0]
     preempted: set[types.Address] = set()
     missing_pages = page_count(tokens, self._config) - len(row.pages[0])
-    for address, other in reversed(list(self._rows.items())):
+    for address, candidate in reversed(list(self._rows.items())):
       if missing_pages <= pool.free:
         break
-      if other.shard == row.shard and other is not row and other not in busy:
+      if (
+        candidate.shard == row.shard
+        and candidate is not row
+        and candidate not in busy
+      ):
         self.release(address)
         preempted.add(address)
     if missing_pages <= pool.free:

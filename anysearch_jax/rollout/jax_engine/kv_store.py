@@ -72,11 +72,11 @@ class Model:
       a,
       dtype=self.dtype,
       fused=self.fused,
-      mesh=self._several,
+      mesh=self._multi_device_mesh,
     )
 
   @property
-  def _several(self) -> jax.sharding.Mesh | None:
+  def _multi_device_mesh(self) -> jax.sharding.Mesh | None:
     """The mesh, if it has several devices."""
     return self.mesh if self.mesh.size > 1 else None
 
@@ -88,7 +88,7 @@ class Model:
     Experts are None unless the model `records` them.
     """
     hidden, caches, expert_ids = serving.extend(
-      params, self.a, *rows, dtype=self.dtype, mesh=self._several
+      params, self.a, *rows, dtype=self.dtype, mesh=self._multi_device_mesh
     )
     return hidden, caches, expert_ids if self.records else None
 

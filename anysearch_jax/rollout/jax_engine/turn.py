@@ -98,7 +98,7 @@ class Halting:
     self._bits: dict[StopTexts, int] = {}
     # The first turns of a run ask for the same set at once.
     self._lock = threading.Lock()
-    self._add(stop)
+    self._add_stop_texts(stop)
 
   async def bit(self, stop: StopTexts) -> int:
     """Returns the bit of a set of stop texts.
@@ -113,10 +113,10 @@ class Halting:
         f"stop: found {stop!r}, expected texts of one character or more."
       )
     if stop not in self._bits:
-      await asyncio.to_thread(self._add, stop)
+      await asyncio.to_thread(self._add_stop_texts, stop)
     return self._bits[stop]
 
-  def _add(self, stop: StopTexts) -> None:
+  def _add_stop_texts(self, stop: StopTexts) -> None:
     """Gives a set of stop texts its bit, if it has none."""
     with self._lock:
       if stop in self._bits:

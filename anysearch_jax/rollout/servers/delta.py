@@ -186,7 +186,7 @@ class Sender:
     self._last = folder
     self._shared.mkdir(parents=True, exist_ok=True)
     if last is None or not last.is_dir():
-      return self.whole(folder.name)
+      return self.whole_folder(folder.name)
     path = self._shared / (folder.name + DELTA)
     write(path, last, folder)
     return path
@@ -196,7 +196,7 @@ class Sender:
     """Whether the next version is the first, which is sent whole."""
     return self._last is None
 
-  def whole(self, name: str) -> pathlib.Path:
+  def whole_folder(self, name: str) -> pathlib.Path:
     """Returns the shared folder of a version, written if it is not.
 
     Raises FileNotFoundError if it is not the last version that was sent.

@@ -208,7 +208,7 @@ class ServersEngine:
 
     # Keep the adapters of running turns, and the newest one for turns that
     # begin during the hand-over.
-    used = [
+    adapters_in_use = [
       sampled.adapter
       for sampled in self._handed_over
       if sampled.adapter
@@ -216,7 +216,7 @@ class ServersEngine:
         sampled is self._handed_over[-1] or self._running[sampled.adapter.name]
       )
     ]
-    adapters = (*used, weights_lib.Adapter(name, path))
+    adapters = (*adapters_in_use, weights_lib.Adapter(name, path))
     self._hand_over(base._replace(adapters=adapters), version, write)
 
   def _plain_weights(

@@ -150,14 +150,14 @@ class Fleet:
         raise self._none_up()
       await asyncio.sleep(_START_SECONDS)
     self._max_context = min(contexts.values())
-    late = [m.server.url for m in self.members if m not in contexts]
-    if late:
+    late_urls = [m.server.url for m in self.members if m not in contexts]
+    if late_urls:
       _log.warning(
         "%d of %d servers are up. The run begins, and uses the others once "
         "they are up: %s.",
         len(contexts),
         len(self.members),
-        ", ".join(late),
+        ", ".join(late_urls),
       )
     for member in self.members:
       if member in contexts:
@@ -280,27 +280,27 @@ class Fleet:
       self._note_change(member, "up")
 
   def _mark_down(
-    self, member: Member, why: str | Exception, *, cuts: bool = True
+    self, member: Member, reason: str | Exception, *, cuts: bool = True
   ) -> None:
     """Notes that a server is down; logs and counts a change.
 
-    It also logs why a server refuses, once.
+    It also logs a new reason of a server that refuses.
 
     Args:
       member: the server.
-      why: the reason, for messages.
+      reason: for messages.
       cuts: whether its turns go to other servers.
     """
-    is_new = str(why) != member.reason
-    member.reason = str(why)
+    is_new = str(reason) != member.reason
+    member.reason = str(reason)
     if cuts:
       member.cut_turns()
     if member.is_up:
       member.is_up = False
       member.needs_check.set()
       self._note_change(member, "down")
-    elif is_new and not isinstance(why, str | server_lib.UnansweredError):
-      _log.warning("Server %s: %s", member.server.url, why)
+    elif is_new and not isinstance(reason, str | server_lib.UnansweredError):
+      _log.warning("Server %s: %s", member.server.url, reason)
 
   def _note_change(self, member: Member, state: str) -> None:
     self._counters[f"server_{state}"] += 1
@@ -433,7 +433,7 @@ class Fleet:
       try:
         async with member.turn(deadline):
           generation = await turn(member.server)
-        self._count(
+        self._count_turn(
           member,
           turns=1,
           tokens=len(generation.token_ids),
@@ -442,14 +442,14 @@ class Fleet:
         return dataclasses.replace(generation, server=member.server.url)
       except server_lib.NotFiniteError as broken:
         error = broken
-        self._count(member, not_finite=1)
+        self._count_turn(member, not_finite=1)
         if not any(m.samples and m is not member for m in self.members):
           raise
         if not self._router:
           await self.put_aside(member.server.url, str(error))
       except types.EngineError as failed:
         error = failed
-        self._count(member, failures=1)
+        self._count_turn(member, failures=1)
         if not isinstance(error, server_lib.UnansweredError):
           raise
         if self._router:
@@ -462,7 +462,7 @@ class Fleet:
           self._mark_down(member, str(error), cuts=False)
     raise error
 
-  def _count(self, member: Member, **counts: int) -> None:
+  def _count_turn(self, member: Member, **counts: int) -> None:
     for name, count in counts.items():
       if count:
         self._counters[f"server/{member.name}/{name}"] += count
@@ -515,10 +515,10 @@ class Fleet:
         members, lambda member: self._synchronize(member, handing_over=True)
       )
     except types.EngineError as error:
-      served = await asyncio.gather(*map(_served, members))
+      clauses = await asyncio.gather(*map(_served_clause, members))
       raise types.EngineError(
         f"Weights {weights.name} did not reach every server: {error} Now "
-        f"{'; '.join(served)}."
+        f"{'; '.join(clauses)}."
       ) from None
 
   async def scores(
@@ -749,7 +749,7 @@ class Fleet:
       raise failure
 
 
-async def _served(member: Member) -> str:
+async def _served_clause(member: Member) -> str:
   """Returns a clause with the name of the weights that a server serves."""
   server = member.server
   try:

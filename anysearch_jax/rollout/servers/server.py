@@ -332,7 +332,7 @@ class Server(abc.ABC):
     if lent or not weights.adapters or await self.version() != weights.name:
       await self._load_sent(weights, lent=lent)
     if weights.adapters:
-      await self._load_adapters(weights, again=lent)
+      await self._load_adapters(weights, reload=lent)
 
   async def _load_sent(
     self, weights: weights_lib.Weights, *, lent: bool
@@ -356,18 +356,20 @@ class Server(abc.ABC):
       except types.EngineError as error:
         # The folder may not be there yet: try again until the deadline.
         is_late = now() > deadline
-        why = weights.sender.refusal() or (str(error) if is_late else "")
-      if why:
+        reason = weights.sender.refusal() or (str(error) if is_late else "")
+      if reason:
         break
       await asyncio.sleep(_PATCH_POLL_SECONDS)
     _log.warning(
       "%s gets the whole folder of weights %s, not their delta: %s",
       self.url,
       weights.name,
-      why,
+      reason,
     )
-    whole = await asyncio.to_thread(weights.sender.whole, weights.path.name)
-    await self._load_folder(weights._replace(path=whole), lent=False)
+    whole_folder = await asyncio.to_thread(
+      weights.sender.whole_folder, weights.path.name
+    )
+    await self._load_folder(weights._replace(path=whole_folder), lent=False)
 
   async def _load_folder(
     self, weights: weights_lib.Weights, *, lent: bool
@@ -404,13 +406,13 @@ class Server(abc.ABC):
     return next((a.name for a in weights.adapters if a.name not in loaded), "")
 
   async def _load_adapters(
-    self, weights: weights_lib.Weights, *, again: bool
+    self, weights: weights_lib.Weights, *, reload: bool
   ) -> None:
     """Loads the adapters of `weights`, and unloads all others.
 
     Args:
       weights: the weights with their adapters.
-      again: whether to load also those that the server says it has: their
+      reload: whether to load also those that the server says it has: their
         memory was released with that of the weights.
     """
     loaded = await self.loaded_adapters()
@@ -422,7 +424,7 @@ class Server(abc.ABC):
         with contextlib.suppress(types.EngineError):
           await self.unload_adapter(name)
 
-    if again:
+    if reload:
       await unload(loaded)
       loaded = set()
     refusal = ""
@@ -483,7 +485,7 @@ class Server(abc.ABC):
   async def get(self, path: str, seconds: float = _CONTROL_SECONDS) -> Json:
     """Returns the object at this path; the deadline is short."""
     seconds = min(seconds, self._patience)
-    return self._object(await self.ask("GET", path, deadline=seconds))
+    return self._json_object(await self.ask("GET", path, deadline=seconds))
 
   async def post(
     self, path: str, body: Json, *, deadline: float | None = None
@@ -496,7 +498,7 @@ class Server(abc.ABC):
       deadline: seconds for all tries; None: few.
     """
     answer = await self.ask("POST", path, body, deadline=deadline)
-    return self._object(answer)
+    return self._json_object(answer)
 
   async def ask(
     self,
@@ -574,7 +576,7 @@ class Server(abc.ABC):
       raise _PassingError(text)
     raise UnansweredError(f"{url}: met {text}.")
 
-  def _object(self, response: httpx2.Response) -> Json:
+  def _json_object(self, response: httpx2.Response) -> Json:
     """Returns the JSON object in a response."""
     try:
       value = json.loads(self._redact.scrub(response.content))

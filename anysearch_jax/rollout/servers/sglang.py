@@ -128,14 +128,14 @@ def read_turn(
     server.NotFiniteError: a log-probability is NaN or infinite.
     types.EngineError: the reply is invalid.
   """
-  meta = _field(reply, "meta_info", dict)
-  reason = _field(meta, "finish_reason", dict)
+  meta = _typed_field(reply, "meta_info", dict)
+  reason = _typed_field(meta, "finish_reason", dict)
   if reason.get("type") == "abort":
     why = reason.get("message") or "no reason given"
     raise types.EngineError(f"The request was aborted: {why}.")
-  entries = _field(meta, "output_token_logprobs", list)
-  count = _field(meta, "completion_tokens", int)
-  received = _field(meta, "prompt_tokens", int)
+  entries = _typed_field(meta, "output_token_logprobs", list)
+  count = _typed_field(meta, "completion_tokens", int)
+  received = _typed_field(meta, "prompt_tokens", int)
   _expect(
     1 <= count <= max_tokens, f"{count} sampled tokens", f"1 to {max_tokens}"
   )
@@ -160,7 +160,7 @@ def read_turn(
   )
   cached = 0
   if "cached_tokens" in meta:
-    cached = _field(meta, "cached_tokens", int)
+    cached = _typed_field(meta, "cached_tokens", int)
   return server.Reply(
     ids=tuple(ids),
     logps=tuple(logps),
@@ -226,10 +226,10 @@ def read_scores(
     types.EngineError: the reply is invalid, or for other tokens, or from other
       weights than those called `name`.
   """
-  meta = _field(reply, "meta_info", dict)
+  meta = _typed_field(reply, "meta_info", dict)
   names = [served for served, _, _ in _spans(meta)]
   _expect(set(names) == {name}, f"weights {names}", f"{name!r}")
-  pairs = _pairs(_field(meta, "input_token_logprobs", list))
+  pairs = _pairs(_typed_field(meta, "input_token_logprobs", list))
   _expect(
     [token for _, token in pairs] == list(token_ids),
     "scores of other tokens",
@@ -269,11 +269,11 @@ def _spans(meta: Mapping[str, Any]) -> list[tuple[str, int, int]]:
   """Returns (name, first token, end) for each set of weights that sampled."""
   return [
     (
-      _field(span, "version", str),
-      _field(span, "start", int),
-      _field(span, "end", int),
+      _typed_field(span, "version", str),
+      _typed_field(span, "start", int),
+      _typed_field(span, "end", int),
     )
-    for span in _field(meta, "weight_versions", list)
+    for span in _typed_field(meta, "weight_versions", list)
   ]
 
 
@@ -311,7 +311,7 @@ def _versions(
   )
 
 
-def _field(values: Any, name: str, kind: type) -> Any:
+def _typed_field(values: Any, name: str, kind: type) -> Any:
   """Returns a field of a reply's object; EngineError for another type."""
   value = values.get(name) if isinstance(values, dict) else None
   _expect(
