@@ -202,7 +202,7 @@ def test_servers_load_copies_that_their_host_patches(following, caplog):
   server.restart()
   assert engines.turn(engine).versions == (3,)
   with pytest.raises(FileNotFoundError, match="a newer version was sent"):
-    engine._sender.whole("another")
+    engine._sender.whole_folder("another")
   # One whose host lost it gets the whole folder, and then deltas again.
   shutil.rmtree(delta.COPIES / server.version)
   policy = _changed(policy, 0.02, seed=4)
