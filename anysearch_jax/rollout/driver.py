@@ -1,4 +1,4 @@
-"""The asyncio driver of episodes: all waiting happens here, none in `episode`.
+"""The asyncio driver of episodes: it waits, so that `episode` need not.
 
 `run_groups` samples a rollout: it starts every episode at once, in one event
 loop, and lets the engine and the retriever decide what runs. `run_episode`

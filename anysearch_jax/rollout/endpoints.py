@@ -72,7 +72,7 @@ class OpenEndpoint(NamedTuple):
 
 
 def default_config() -> config_lib.ExperimentConfig:
-  """Returns what suits an untrained chat model over documents."""
+  """Returns a configuration for an untrained chat model over documents."""
   return config_lib.ExperimentConfig(
     name="documents",
     data=config_lib.DataConfig(source="prepared"),

@@ -67,7 +67,7 @@ class PlainText:
     return "".join(map(_text, ids))
 
   def transcript(self, ids: Sequence[int]) -> str:
-    """Returns what a server is sent for ids: their text."""
+    """Returns the text that a server is sent for ids."""
     return self.decode(ids)
 
   def render(

@@ -114,7 +114,7 @@ class PageRetriever:
   async def search(
     self, request: types.SearchRequest
   ) -> Sequence[types.Passage]:
-    """Returns at most `request.k` passages of the page, none without it."""
+    """Returns at most `request.k` passages of a page, if it exists."""
     if isinstance(self._retriever, tools.PageSource):
       passages = self._retriever.page(request.query, request.corpus)
     else:

@@ -468,14 +468,15 @@ def decode(
 ) -> tuple[pages_lib.Pools, GatheredRows, Decoded]:
   """Samples up to `steps` tokens for each row, until the row halts.
 
-  A call of several steps is a loop on the device: the host schedules once for
-  all of them. Rows that have halted stay in the loop, masked, until `enough`
-  others have, or are about to.
+  The steps are one loop on the device, so the host schedules once for all of
+  them. A row that halts stays in the loop and changes nothing, because shapes
+  are fixed. The loop ends early once few rows (`enough`) are running, so that
+  the host can give the other lanes to turns that wait.
 
   Args:
     params: the policy's, as returned by `Model.prepare`.
     pages: donated.
-    rows: of `empty_rows`, for as many lanes; donated.
+    rows: memory from `empty_rows`, for as many lanes; donated.
     turns: the rows.
     enough: int, the call ends when at most `enough` rows are still running.
     draws: the run's seed and the tokens that halt a row.

@@ -117,7 +117,7 @@ class Halting:
     return self._bits[stop]
 
   def _add_stop_texts(self, stop: StopTexts) -> None:
-    """Gives a set of stop texts its bit, if it has none."""
+    """Gives a new set of stop texts a bit."""
     with self._lock:
       if stop in self._bits:
         return

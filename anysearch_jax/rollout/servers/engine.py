@@ -348,14 +348,16 @@ class ServersEngine:
     loop.run(server_lib.close(self._client))
 
   def _remove_folders(self, weights: weights_lib.Weights | None) -> None:
-    """Removes what this engine has written, except the folders of `weights`."""
+    """Removes all that this engine has written but the folders of `weights`."""
     needed: set[pathlib.Path] = set()
     if weights:
       needed = {weights.path, *(adapter.path for adapter in weights.adapters)}
     for folder in {self._folder, self._written}:
       if not folder.is_dir():
         continue
-      if weights and self._sender:  # Also what was sent: all, or a delta.
+      if (
+        weights and self._sender
+      ):  # Also the delta or the folder that was sent.
         needed.update(folder.glob(f"{weights.path.name}*"))
       for path in {*folder.iterdir()} - needed:
         if path.is_dir():

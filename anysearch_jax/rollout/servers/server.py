@@ -241,7 +241,7 @@ class Server(abc.ABC):
   async def sample(
     self, turn: Turn, versions: Callable[[], Mapping[str, int]]
   ) -> Reply:
-    """Samples a turn, and returns what a trajectory needs of the reply.
+    """Samples a turn, and returns the validated parts of the reply.
 
     There is no deadline here, nor in `score_once`. The caller sets one: when it
     cancels, the connection is closed, and the server aborts the request.
@@ -680,7 +680,7 @@ def read_key(config: config_lib.SglangConfig) -> str:
 
 
 async def close(client: httpx2.AsyncClient) -> None:
-  """Closes all connections, which aborts what servers still generate."""
+  """Closes all connections, on which servers abort running requests."""
   with contextlib.suppress(TimeoutError):
     async with asyncio.timeout(_CLOSE_SECONDS):
       await client.aclose()

@@ -110,7 +110,7 @@ def read_turn(
   vocab_size: int,
   versions: Mapping[str, int],
 ) -> server.Reply:
-  """Validates a reply to a turn and returns what a trajectory needs.
+  """Validates a reply to a turn, and returns the parts that are needed.
 
   The ids are read from the list of log-probabilities, so that each id certainly
   belongs to its log-probability.
