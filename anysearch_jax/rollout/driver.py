@@ -252,12 +252,13 @@ async def run_episode(
     The trajectory. It is `failed`, with the reason, if the engine or the
     retriever could not answer in time.
   """
-  with contextlib.ExitStack() as outside:
-    outside.enter_context(inflight.waiting(address))
+  with contextlib.ExitStack() as queueing:
+    # Until the gate opens, the episode's address stands for its request.
+    queueing.enter_context(inflight.waiting(address))
     async with gate:
-      outside.close()
+      queueing.close()
       clock = asyncio.get_running_loop().time
-      began = clock() if started is None else started
+      start_time = clock() if started is None else started
       step = parts.environment.step or episode.step
       begin = functools.partial(
         episode.start,
@@ -268,7 +269,7 @@ async def run_episode(
         config=parts.config,
         environment=parts.environment,
         codec=parts.codec,
-        elapsed=lambda: clock() - began,
+        elapsed=lambda: clock() - start_time,
       )
       try:
         state = await _off_loop(len(question.text), begin)
@@ -280,15 +281,21 @@ async def run_episode(
           if isinstance(request, episode_state.Done):
             return request.trajectory
           assert request is not None  # It is only inside `start`.
-          until = began + seconds * (1.0 if state.landing else LANDING)
+          # The last quarter of the time is kept for the answer.
+          until = start_time + seconds * (1.0 if state.landing else LANDING)
           with inflight.waiting(request):
             event = await answer_request(request, parts, until=until)
           if state.caps.seconds < math.inf:
-            state = dataclasses.replace(state, elapsed=clock() - began)
-          length = 0
+            elapsed = clock() - start_time
+            state = dataclasses.replace(state, elapsed=elapsed)
+          characters = 0  # That `step` tokenizes.
           if isinstance(event, episode_state.Retrieved):
-            length = sum(len(p.title) + len(p.text) for p in event.passages)
-          state = await _off_loop(length, functools.partial(step, state, event))
+            characters = sum(
+              len(passage.title) + len(passage.text)
+              for passage in event.passages
+            )
+          advance = functools.partial(step, state, event)
+          state = await _off_loop(characters, advance)
           # An environment's own `step` may continue at another address. Release
           # the old one first: if many episodes held one slot of the engine and
           # waited for a second one, none could continue.

@@ -85,12 +85,14 @@ class JaxEngine:
       policy has any.
 
   Attributes:
-    counters: `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (prefilled
-      by other episodes), `reused_tokens` (cached by the episode's own earlier
-      turns), `discarded_tokens` (dropped because a context changed),
-      `prefill_calls`, `decode_calls`, `preemptions`, `lanes_offered` and
-      `lanes_used` (their ratio is the occupancy of decode calls; each lane
-      used samples one token).
+    counters: counts of events since they were last cleared:
+      `sampled_tokens`, `prefilled_tokens`;
+      `shared_tokens`: context tokens that other episodes prefilled;
+      `reused_tokens`: context tokens that the episode's earlier turns cached;
+      `discarded_tokens`: cached tokens dropped because a context changed;
+      `prefill_calls`, `decode_calls`, `preemptions`;
+      `lanes_offered`, `lanes_used`: lanes of all decode steps, and those of
+      them that sampled a token. Their ratio is the occupancy.
 
   Raises:
     ValueError: the shapes cannot work.

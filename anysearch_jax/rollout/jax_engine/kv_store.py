@@ -4,6 +4,10 @@ There are three: `copy` duplicates pages, `prefill` appends known tokens to
 rows, `decode` samples tokens. A call takes a fixed number of rows and pads
 missing ones, so each size compiles once. The result of a row depends only on
 its own tokens, not on the other rows of the call.
+
+Pages are donated: a call updates them in place and returns them. On one CPU,
+decode does not attend to pages but to rows that it gathers from them at its
+start and writes back at its end (`gathered_attention` explains why).
 """
 
 from __future__ import annotations
@@ -239,13 +243,20 @@ class Draws(NamedTuple):
 
 
 class Decoded(NamedTuple):
-  """The tokens that a decode call sampled; row r has `counts[r]` of them."""
+  """The tokens that a decode call sampled.
 
-  tokens: jax.Array  # int32 [R, steps]
-  logps: jax.Array  # float32 [R, steps]
-  counts: jax.Array  # int32 [R]
-  # [R, >= steps, L, K], ids that the call's first `counts[r]` inputs chose, as
-  # in `experts.record`; None if the model does not record them.
+  Attributes:
+    tokens: int32 `[R, steps]`; only the first `counts[r]` of row r count.
+    logps: float32 `[R, steps]`, their log-probabilities.
+    counts: int32 `[R]`, number of sampled tokens of each row.
+    experts: `[R, >= steps, L, K]`, the experts that the call's first
+      `counts[r]` input tokens chose, as in `experts.record`; None if the model
+      does not record them.
+  """
+
+  tokens: jax.Array
+  logps: jax.Array
+  counts: jax.Array
   experts: jax.Array | None = None
 
 
@@ -269,7 +280,8 @@ def allocator(
     dtype: dtype of keys and values.
     mesh: each shard of its `data` axis has `pages` of its own.
   """
-  counts = tuple(n * mesh.shape["data"] for n in pages)
+  shards = mesh.shape["data"]
+  counts = tuple(pool_pages * shards for pool_pages in pages)
   make = functools.partial(pages_lib.empty, a, counts, size, dtype)
   return jax.jit(make, out_shardings=sharding(a, mesh))
 
