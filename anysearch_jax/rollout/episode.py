@@ -261,12 +261,23 @@ def record_turn(
 def _after_turn(
   episode: episode_state.Episode, generation: types.Generation, limit: int
 ) -> episode_state.Episode:
-  """Records a turn and carries out its action."""
+  """Records a turn and carries out its action.
+
+  An answer ends the episode, and a search becomes the next request. Any other
+  turn is a bad one: an error line answers it, and the policy may try again
+  while tries are left. But if a limit of the episode cut the turn off, the
+  episode lands, or is truncated.
+
+  Args:
+    episode: the state before the turn.
+    generation: the turn.
+    limit: maximum number of tokens that was requested.
+  """
   episode = record_turn(episode, generation)
   sampled = len(generation.token_ids)
-  # A turn that its own limit ended leaves room for another one.
-  is_full = generation.finish is types.Finish.LENGTH
-  is_full = is_full and sampled != episode.config.max_turn
+  # A turn that was cut off at `max_turn` leaves room for another one.
+  is_cut = generation.finish is types.Finish.LENGTH
+  is_full = is_cut and sampled != episode.config.max_turn
 
   env = episode.environment
   match env.action(generation.text):
@@ -289,6 +300,7 @@ def _after_turn(
     case _:
       line = env.no_action
 
+  # The turn is bad; `line` answers it.
   if is_full:
     if episode.limit_before_landing is not None:
       return land(episode)
@@ -310,7 +322,11 @@ def _after_turn(
 def _request_search(
   episode: episode_state.Episode, argument: str, tool: tools.Tool
 ) -> episode_state.Episode:
-  """Requests a call of a tool."""
+  """Requests a call of a tool.
+
+  The request's context is the response so far, which retrievers that ask a
+  language model read.
+  """
   response = "".join(
     chunk.text
     for chunk in episode.chunks

@@ -343,7 +343,11 @@ class Fleet:
         )
 
   async def _watch(self, member: Member) -> None:
-    """Checks a server, rarely while it is up and often while it is not."""
+    """Checks a server, rarely while it is up and often while it is down.
+
+    A server that is up and has no turns is not checked: if it fails, the next
+    turn notices.
+    """
     tries = 0
     while True:
       pause = server_lib.pause_seconds(tries)
@@ -617,36 +621,42 @@ class Fleet:
     async with member.loading:
       weights = self.current_weights
       name = await server.version(_ANSWER_SECONDS)
-      is_away = weights_lib.is_released(name)
+      is_released = weights_lib.is_released(name)
       is_ours = weights_lib.is_of_run(name, self._run)
       if member.is_set_aside and is_ours:
-        if self._lent and not is_away:
+        # Not restarted yet: its weights would have another name. It stays out,
+        # but must still lend its memory.
+        if self._lent and not is_released:
           await server.lend(self._run, name)
-        elif not is_away:
+        elif not is_released:
           await self._hide_replies(server, name)
         return
       member.is_set_aside = False
-      may_differ = not member.is_up or (self._lent and not is_ours)
-      if may_differ and not (self._lent and is_away):
+      # A server that was down, or names weights of no hand-over while the
+      # others lend, may be a new process: check everything.
+      may_be_restarted = not member.is_up or (self._lent and not is_ours)
+      if may_be_restarted and not (self._lent and is_released):
         if (longest := await server.ready()) < self._max_context:
           raise types.EngineError(
             f"{server.url}: came back with contexts of {longest} tokens, "
             f"expected {self._max_context}; start it as it was."
           )
         name = await server.version()
-        is_away = False
+        is_released = False  # `ready` restores the memory.
       if self._lent:
-        if not is_away:
+        if not is_released:
           await server.lend(self._run, name)
-      elif is_away and not handing_over:
-        return  # `hand_over` waits for this lock, to give it back.
+      elif is_released and not handing_over:
+        return  # `hand_over` waits for this lock, and then restores the memory.
       elif weights and handing_over:
-        await self._load_while_alive(server, server.load(weights, lent=is_away))
+        await self._load_while_alive(
+          server, server.load(weights, lent=is_released)
+        )
       elif weights:
         difference = await self._weights_difference(server, name, weights)
         if difference:
           self._mark_down(member, difference)
-        if difference or may_differ:
+        if difference or may_be_restarted:
           await self._admit(server, weights, loads=bool(difference))
       if self.current_weights is weights:  # Otherwise newer weights follow.
         self._mark_up(member)
