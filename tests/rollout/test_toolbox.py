@@ -145,7 +145,7 @@ def test_a_page_is_named_by_a_number_or_a_title_of_the_last_search(
 ):
   assert tools.FETCH.target(argument, SHOWN) == expected
   assert tools.FETCH.target(argument, ()) == argument
-  assert tools.SEARCH.target is None  # Its argument is the query.
+  assert tools.SEARCH.target is None  # It is asked for the argument.
 
 
 def test_records_tell_the_tool_of_each_call():
