@@ -85,14 +85,32 @@ class Model:
     return self.mesh if self.mesh.size > 1 else None
 
   def extend(
-    self, params: decoder.Params, *rows: Any
+    self,
+    params: decoder.Params,
+    tokens: jax.Array,
+    starts: jax.Array,
+    counts: jax.Array,
+    caches: Any,
+    attend: Any,
   ) -> tuple[jax.Array, tuple[Any, ...], jax.Array | None]:
-    """Appends tokens to cached rows; see `serving.extend`.
+    """Appends tokens to cached rows.
 
-    Experts are None unless the model `records` them.
+    Args:
+      params, tokens, starts, counts, caches, attend: as of `serving.extend`.
+
+    Returns:
+      As `serving.extend`, but no experts unless the model `records` them.
     """
     hidden, caches, expert_ids = serving.extend(
-      params, self.a, *rows, dtype=self.dtype, mesh=self._multi_device_mesh
+      params,
+      self.a,
+      tokens,
+      starts,
+      counts,
+      caches,
+      attend,
+      dtype=self.dtype,
+      mesh=self._multi_device_mesh,
     )
     return hidden, caches, expert_ids if self.records else None
 
@@ -399,11 +417,11 @@ def prefill(
   """
   _, pages, expert_ids = model.extend(
     params,
-    chunks.tokens,
-    chunks.starts,
-    chunks.counts,
-    pages,
-    model.over_pages(chunks.table),
+    tokens=chunks.tokens,
+    starts=chunks.starts,
+    counts=chunks.counts,
+    caches=pages,
+    attend=model.over_pages(chunks.table),
   )
   return pages, expert_ids
 
@@ -552,11 +570,11 @@ def decode(
       )
     hidden, caches, expert_ids = model.extend(
       params,
-      carry.last[:, None],
-      turns.starts + decoded.counts,
-      new_tokens,
-      carry.caches,
-      attend,
+      tokens=carry.last[:, None],
+      starts=turns.starts + decoded.counts,
+      counts=new_tokens,
+      caches=carry.caches,
+      attend=attend,
     )
     drawn, logps = jax.vmap(draw_row)(
       decoder.logits(params, hidden),
