@@ -192,12 +192,12 @@ class Decoder:
     mesh = sharding.mesh()
     self._model = kv_store.make_model(engine, a, mesh, dtype=self.dtype)
     self.params = params
-    pages = kv_memory.pages(engine, a, shards=1)
+    pages = kv_memory.pool_sizes(engine, a, shards=1)
     stored = self._model.stored
     make = kv_store.allocator(a, pages, engine.page, stored, mesh=mesh)
     self._pages = make()
     # Each row has pages of its own for a whole context; page 0 is for padding.
-    columns = kv_memory.pages_of(engine.max_context, engine)
+    columns = kv_memory.page_count(engine.max_context, engine)
     row, column = np.ogrid[: self.rows, :columns]
     tables = [1 + row * columns + column] * len(pages)
     self._table = np.concatenate(tables, axis=1).astype(np.int32)

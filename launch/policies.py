@@ -38,7 +38,7 @@ class PolicyChoice(typing.NamedTuple):
 
   kind: str
   name: str
-  endpoint: endpoints.Opened | None = None
+  endpoint: endpoints.OpenEndpoint | None = None
 
   @property
   def is_local(self) -> bool:
@@ -149,7 +149,7 @@ def read_flags(
   return config, PolicyChoice("openai", opened.name, opened)
 
 
-def _open_endpoint(config: config_lib.ExperimentConfig) -> endpoints.Opened:
+def _open_endpoint(config: config_lib.ExperimentConfig) -> endpoints.OpenEndpoint:
   """Returns the model of --openai.
 
   If the server was probed, the result is printed on standard error.
@@ -172,7 +172,7 @@ def _open_endpoint(config: config_lib.ExperimentConfig) -> endpoints.Opened:
     key_variable=f.openai_key_variable,
   )
   try:
-    opened = endpoints.opened(
+    opened = endpoints.open_endpoint(
       endpoint,
       episode=config.episode,
       sampling=config.sampling,

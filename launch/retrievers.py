@@ -126,7 +126,7 @@ def _tools(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   """Returns a retriever for all tools of the episode's environment."""
   from anysearch_jax.environment import protocol
   from anysearch_jax.methods import systems
-  from anysearch_jax.rollout import searching
+  from anysearch_jax.rollout import tool_retrievers
 
   c = config.retrieval
   prompts = config.episode.prompts

@@ -586,12 +586,12 @@ class _TellingEngine:
 
   def watch(self, state: episode_state.Episode) -> None:
     """Tells the searches of an episode, and the passages that they showed."""
-    if state.used > self.told_searches:
+    if state.searches_used > self.told_searches:
       if state.observations:  # Passages that had no room are not in it.
         last = state.observations[-1]
-        self.tell(events.Found(state.used, last.passages, last.numbers))
+        self.tell(events.Found(state.searches_used, last.passages, last.numbers))
       total = budgets_lib.of(self.limits.budget).searches
-      self.tell(events.Budget(state.used, total))
-      self.told_searches = state.used
+      self.tell(events.Budget(state.searches_used, total))
+      self.told_searches = state.searches_used
     if isinstance(state.request, types.SearchRequest):
-      self.tell(events.Searching(state.used + 1, state.request.query))
+      self.tell(events.Searching(state.searches_used + 1, state.request.query))

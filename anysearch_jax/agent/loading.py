@@ -42,7 +42,7 @@ def load(
     searcher = searching.BatchingRetriever(
       _open_retriever(retriever), config.search
     )
-    connection = endpoints.opened(
+    connection = endpoints.open_endpoint(
       policy,
       episode=config.episode,
       sampling=config.sampling,

@@ -168,14 +168,14 @@ def _play(
 
   async def play_all() -> None:
     missing = (place for place in grid.order() if place not in rows)
-    with inflight.watched():
+    with inflight.watch_progress():
       await run_each(missing, play, at_once=playing.slots)
 
   try:
     loop.run(play_all())
   finally:
     if failed:
-      reasons = driver.reasons(failed)
+      reasons = driver.failure_summary(failed)
       _log.warning("%d episodes failed: %s", len(failed), reasons)
 
 

@@ -208,11 +208,11 @@ def sampling(
   mesh = placed.rollout
   model = kv_store.make_model(config, a, mesh, dtype=placed.dtype)
   params = _engine_weights(model, placed, base_dtype)
-  pages = kv_memory.pages(config, a, shards=mesh.shape["data"])
+  pages = kv_memory.pool_sizes(config, a, shards=mesh.shape["data"])
   store = jax.eval_shape(
     kv_store.allocator(a, pages, config.page, model.stored, mesh=mesh)
   )
-  columns = kv_memory.pages_of(config.max_context, config)
+  columns = kv_memory.page_count(config.max_context, config)
   listed = columns * len(pages)
   by_rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
 

@@ -48,6 +48,7 @@ _OFFER: dict[str, Any] = {
   "parallel_tool_calls": False,
 }
 _CHOICE = "tool_choice"
+# Asks for facts that no model knows, so a model with the tool calls it.
 _PROBE = "Use the tool `search` to find out when the lease of flat 7 ends."
 _PROBE_TOKENS = 2048  # Some models think before they call.
 # Names that servers give the field with a model's reasoning.
@@ -59,15 +60,17 @@ _LONGEST_TAG = len("</information>")
 _WRITTEN_CALL = "<tool_call>"
 
 
-class _Said(NamedTuple):
+class _Message(NamedTuple):
   """A message of a model.
 
-  thought: the reasoning that the server separates; "" if there is none.
-  call: the first call of a tool, as the model wrote it; "" without one.
-  query: what that searches for; "" if it is no valid search.
-  message: what later requests repeat: the reasoning as it came, which some
-    models need, and of several calls the first, with valid JSON.
-  finish, matched: as of `completions.Completion`.
+  Attributes:
+    thought: the reasoning that the server separates; "" if there is none.
+    content: the text of the message.
+    call: the first call of a tool, as the model wrote it; "" without one.
+    query: the query of that call; "" if it is no valid search.
+    message: the message as later requests repeat it: with the reasoning, which
+      some models need, and only the first of several calls, as valid JSON.
+    finish, matched: as of `completions.Completion`.
   """
 
   thought: str
@@ -84,12 +87,12 @@ class ChatEngine(completions.CompletionsEngine):
 
   Args:
     url, codec, settings: as of `completions.CompletionsEngine`. The codec
-      renders a prompt as its content alone, as `completions.PlainText` does.
+      renders a prompt as its content alone, as `plain_text.PlainText` does.
     mode: `tools` or `tags`; "": `probe` decides.
 
   Attributes:
-    mode: how the model is asked.
-    why: what `probe` met, a clause.
+    mode: how the model is asked; "" until `probe` decides.
+    why: the reason for the mode, a clause.
   """
 
   route = "/chat/completions"
@@ -100,9 +103,11 @@ class ChatEngine(completions.CompletionsEngine):
     super().__init__(url, codec, **settings)
     self.mode = mode
     self.why = ""
-    # The messages of contexts, by episode and by the context's tokens.
-    self._known: dict[types.Address, _Contexts] = {}
-    self._released: _Contexts = {}
+    # The conversation that led to each context, by episode. A context is a
+    # text to the episode, but a list of messages to the server.
+    self._conversations: dict[types.Address, _Conversations] = {}
+    # Those of the episode that was released last.
+    self._released: _Conversations = {}
 
   async def probe(self) -> str:
     """Asks a question, which shows that address, key and model are right.
@@ -118,23 +123,25 @@ class ChatEngine(completions.CompletionsEngine):
         `http_calls.StatusError` of `MISSING` if it has no such route, or does
         not know the model.
     """
-    asked = {
+    fields = {
       "messages": [{"role": "user", "content": _PROBE}],
       "max_tokens": _PROBE_TOKENS,
     }
     sampling = dataclasses.replace(self._sampling, temperature=0.0)
     if self.mode != TAGS:
       try:
-        said = await self._ask(asked | _OFFER, sampling, _said, _EXPECTED)
+        reply = await self._ask(
+          fields | _OFFER, sampling, _read_message, _EXPECTED
+        )
       except http_calls.StatusError as error:
         if self.mode or error.status not in _NO_TOOLS:
           raise
         self.why = f"the server takes no tools: {error}"
       else:
-        self.mode = self.mode or (TOOLS if said.query else TAGS)
-        self.why = f"it {'called' if said.query else 'did not call'} the tool"
+        self.mode = self.mode or (TOOLS if reply.query else TAGS)
+        self.why = f"it {'called' if reply.query else 'did not call'} the tool"
         return self.mode
-    await self._ask(asked, sampling, _said, _EXPECTED)
+    await self._ask(fields, sampling, _read_message, _EXPECTED)
     self.mode = TAGS
     self.why = self.why or "as the environment's prompt says"
     return self.mode
@@ -144,98 +151,134 @@ class ChatEngine(completions.CompletionsEngine):
     # A generative retriever asks for a text, which stops at no search.
     tools = self.mode == TOOLS and protocol.STOPS[0] in request.stop
     messages = self._messages(request)
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
       "messages": messages,
       "max_tokens": request.max_tokens,
       "seed": completions.seed(request.address, request.turn),
     }
     if not tools:
-      asked["stop"] = list(request.stop)
+      fields["stop"] = list(request.stop)
     elif request.may_search:
-      asked |= _OFFER
+      fields |= _OFFER
     elif _CHOICE not in self.refused:
-      asked |= {**_OFFER, _CHOICE: "none"}
+      fields |= _OFFER
+      fields[_CHOICE] = "none"
     tell = None
     if request.on_tokens is not None:
-      tell = _teller(request.on_tokens, self._codec, tools=tools)
-      asked |= {"stream": True, "stream_options": {"include_usage": True}}
+      tell = _streamer(request.on_tokens, self._codec, tools=tools)
+      fields |= {"stream": True, "stream_options": {"include_usage": True}}
     sampling = self._sampling.for_request(request)
     with completions.engine_errors():
-      said = await self._ask(asked, sampling, _said, _EXPECTED, tell)
-      if said.call and _CHOICE in asked:
+      reply = await self._ask(fields, sampling, _read_message, _EXPECTED, tell)
+      if reply.call and _CHOICE in fields:
         self._leave_out(_CHOICE, "The model called a tool against tool_choice.")
-        asked = {k: v for k, v in asked.items() if k not in (*_OFFER, _CHOICE)}
-        said = await self._ask(asked, sampling, _said, _EXPECTED, tell)
-    turn = _turn(said, request, self._codec, tools=tools)
-    message = said.message
-    if not tools:  # It is repeated with its stop text.
-      text = turn.text.removeprefix(_thinking(said.thought, ended=True))
+        no_tools = (*_OFFER, _CHOICE)
+        fields = {k: v for k, v in fields.items() if k not in no_tools}
+        reply = await self._ask(
+          fields, sampling, _read_message, _EXPECTED, tell
+        )
+    turn = _turn_of_message(reply, request, self._codec, tools=tools)
+    message = reply.message
+    if not tools:  # Later requests repeat it with its stop text.
+      text = turn.text.removeprefix(_thought_text(reply.thought, ended=True))
       message = {**message, "content": text}
     context = (*request.token_ids, *turn.token_ids)
-    known = self._known.setdefault(request.address, {})
-    known[context] = [*messages, message]
+    conversations = self._conversations.setdefault(request.address, {})
+    conversations[context] = [*messages, message]
     return turn
 
   def release(self, address: types.Address) -> None:
-    """Forgets an episode's messages.
+    """Forgets an episode's conversations, except those released last.
 
-    Those that were released last are kept: a turn that is discarded is sampled
-    again under another address, right after its own is released.
+    A turn that is discarded is sampled again under another address, right after
+    its own is released, and continues the same conversation.
     """
-    self._released = self._known.pop(address, {})
+    self._released = self._conversations.pop(address, {})
 
   def _messages(self, request: types.GenerateRequest) -> list[dict[str, Any]]:
-    """Returns the messages of a context: those known, and what came since."""
+    """Returns a context as messages.
+
+    They are the longest conversation that the context continues, and the rest
+    of the context as a new message.
+    """
     ids = request.token_ids
-    known = {(): [], **self._released, **self._known.get(request.address, {})}
-    longest = max((k for k in known if k == ids[: len(k)]), key=len)
-    text = self._codec.transcript(ids[len(longest) :])
-    before = known[longest]
-    if not before:
+    conversations: _Conversations = {
+      (): [],
+      **self._released,
+      **self._conversations.get(request.address, {}),
+    }
+    prefixes = (key for key in conversations if key == ids[: len(key)])
+    prefix = max(prefixes, key=len)
+    text = self._codec.transcript(ids[len(prefix) :])
+    earlier = conversations[prefix]
+    if not earlier:
       return [{"role": "user", "content": text}]
-    if calls := before[-1].get("tool_calls"):
-      answers = {"role": "tool", "tool_call_id": calls[0]["id"]}
-      return [*before, {**answers, "content": text.strip()}]
-    return [*before, {"role": "user", "content": text.strip()}]
+    if calls := earlier[-1].get("tool_calls"):
+      result = {
+        "role": "tool",
+        "tool_call_id": calls[0]["id"],
+        "content": text.strip(),
+      }
+      return [*earlier, result]
+    return [*earlier, {"role": "user", "content": text.strip()}]
 
 
-_Contexts = dict[tuple[int, ...], list[dict[str, Any]]]
+# The messages of a context, by its token ids.
+_Conversations = dict[tuple[int, ...], list[dict[str, Any]]]
 
 
-def _said(choice: Any) -> _Said | None:
+def _read_message(choice: Any) -> _Message | None:
   """Reads a choice; None if it has another shape."""
   message = choice["message"]
   finish = choice["finish_reason"]
   content = http_calls.text_of(message.get("content") or "")
   if content is None or finish in (None, "content_filter"):
     return None
-  texts = ((n, http_calls.text_of(message.get(n))) for n in _REASONING)
-  reasoning = next(({name: text} for name, text in texts if text), {})
-  kept: dict[str, Any] = {"role": "assistant", "content": content, **reasoning}
-  written = query = ""
-  for call in (message.get("tool_calls") or ())[:1]:
-    asked = call["function"]
-    name = asked.get("name")
-    given = asked.get("arguments")
+  repeated: dict[str, Any] = {"role": "assistant", "content": content}
+  thought = ""
+  for name in _REASONING:
+    text = http_calls.text_of(message.get(name))
+    if text:
+      thought = text
+      repeated[name] = text
+      break
+  written_call = ""
+  query = ""
+  tool_calls = message.get("tool_calls") or ()
+  if tool_calls:
+    call = tool_calls[0]
+    name = call["function"].get("name")
+    arguments = call["function"].get("arguments")
     # Some servers parse the arguments, and models may write them badly.
-    given = given if isinstance(given, str) else json.dumps(given)
+    if not isinstance(arguments, str):
+      arguments = json.dumps(arguments)
     try:
-      fields = json.loads(given)
+      fields = json.loads(arguments)
     except (ValueError, RecursionError):
       fields = {}
-    fields = fields if isinstance(fields, dict) else {}
-    written = f"{name}({http_calls.text_of(given)})"
+    if not isinstance(fields, dict):
+      fields = {}
+    written_call = f"{name}({http_calls.text_of(arguments)})"
     if name == protocol.SEARCH:
       query = (http_calls.text_of(fields.get("query")) or "").strip()
-    function = {"name": str(name), "arguments": json.dumps(fields)}
-    made = {"id": call.get("id") or "call", "type": "function"}
-    kept["tool_calls"] = [{**made, "function": function}]
-  thought = "".join(reasoning.values())
-  matched = completions.matched(choice)
-  return _Said(thought, content, written, query, kept, finish, matched)
+    repeated_call = {
+      "id": call.get("id") or "call",
+      "type": "function",
+      "function": {"name": str(name), "arguments": json.dumps(fields)},
+    }
+    repeated["tool_calls"] = [repeated_call]
+  return _Message(
+    thought=thought,
+    content=content,
+    call=written_call,
+    query=query,
+    message=repeated,
+    finish=finish,
+    matched=completions.matched(choice),
+  )
 
 
-def _split(content: str) -> tuple[str, str]:
+def _split_thought(content: str) -> tuple[str, str]:
   """Splits off the reasoning that some servers leave in a message's content.
 
   The chat templates of some models open it, so that only its end is there.
@@ -243,11 +286,11 @@ def _split(content: str) -> tuple[str, str]:
   stripped = content.lstrip()
   if not stripped.startswith(_OPENS) and _CLOSES not in stripped:
     return "", content
-  thought, _, rest = stripped.removeprefix(_OPENS).partition(_CLOSES)
-  return thought, rest
+  thought, _, answer = stripped.removeprefix(_OPENS).partition(_CLOSES)
+  return thought, answer
 
 
-def _thinking(thought: str, *, ended: bool) -> str:
+def _thought_text(thought: str, *, ended: bool) -> str:
   """Returns reasoning as the beginning of a turn."""
   if not thought:
     return ""
@@ -255,66 +298,70 @@ def _thinking(thought: str, *, ended: bool) -> str:
   return _OPENS + protocol.neutralise(thought) + end
 
 
-def _turn(
-  said: _Said,
+def _turn_of_message(
+  reply: _Message,
   request: types.GenerateRequest,
   codec: completions.Codec,
   *,
   tools: bool,
 ) -> types.Generation:
   """Returns a message as a turn; a model with tools cannot act by tags."""
-  thought = said.thought
-  text = said.content
-  matched = said.matched
-  cut = said.finish == "length"
+  thought = reply.thought
+  text = reply.content
+  matched = reply.matched
+  is_cut = reply.finish == "length"
   if tools:
     if not thought:
-      thought, text = _split(text)
+      thought, text = _split_thought(text)
     text = protocol.neutralise(text).strip()
     matched = ""
-    if said.query:
-      text += f"<search>{protocol.neutralise(said.query)}</search>"
-    elif said.call:
-      text += protocol.neutralise(said.call)
-    elif text and not cut and _WRITTEN_CALL not in text:
+    if reply.query:
+      text += f"<search>{protocol.neutralise(reply.query)}</search>"
+    elif reply.call:
+      text += protocol.neutralise(reply.call)
+    elif text and not is_cut and _WRITTEN_CALL not in text:
       text = f"<answer>{text}</answer>"
-  text = _thinking(thought, ended=True) + text
-  # A model may think all of its tokens where nobody sees them.
-  finish = "length" if cut and text else "stop"
+  text = _thought_text(thought, ended=True) + text
+  # A model may spend all of its tokens on reasoning that the server hides. The
+  # turn is then the end-of-turn token alone, because it must have a token.
+  finish = "length" if is_cut and text else "stop"
   turn = completions.generation(
     completions.Completion(text, finish, matched), request, codec
   )
-  if cut and not text:
+  if is_cut and not text:
     return dataclasses.replace(turn, finish=types.Finish.LENGTH)
   return turn
 
 
-def _teller(
+def _streamer(
   on_tokens: Callable[[Sequence[int]], None],
   codec: completions.Codec,
   *,
   tools: bool,
 ) -> Callable[[Mapping[str, Any]], None]:
-  """Returns a function that tells a turn while its message comes.
+  """Returns a function that passes on a turn while its message arrives.
 
-  Of a model with tools it tells the reasoning, because the rest may turn out to
-  be the answer. What was told stays told: a stream that begins anew tells
-  nothing until it is longer.
+  It is called with the message so far. If the model has tools, only the
+  reasoning is passed on, because the rest may turn out to be the answer. Text
+  that was passed on cannot be taken back: when a stream begins anew, the
+  function waits until it is longer.
   """
-  told = 0
+  sent_characters = 0
 
   def tell(message: Mapping[str, Any]) -> None:
-    nonlocal told
+    nonlocal sent_characters
     content = message.get("content", "")
     thought = next((message[n] for n in _REASONING if message.get(n)), "")
     if tools and not thought and content.lstrip().startswith(_OPENS):
-      thought, content = _split(content)
+      thought, content = _split_thought(content)
     tag = thought.rfind("<", -_LONGEST_TAG)
     if tag >= 0 and not content and ">" not in thought[tag:]:
-      thought = thought[:tag]  # It may be a tag that has only begun.
-    text = _thinking(thought, ended=bool(content)) + ("" if tools else content)
-    if len(text) > told:
-      on_tokens(codec.encode(text[told:]))
-      told = len(text)
+      thought = thought[:tag]  # A tag may have begun, which is neutralised.
+    text = _thought_text(thought, ended=bool(content))
+    if not tools:
+      text += content
+    if len(text) > sent_characters:
+      on_tokens(codec.encode(text[sent_characters:]))
+      sent_characters = len(text)
 
   return tell

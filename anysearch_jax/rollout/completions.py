@@ -5,8 +5,8 @@ episode is one text that grows: the prompt, a turn, what the environment adds,
 the next turn. The route `/completions` continues such a text.
 `chat_completions` plays models behind `/chat/completions`.
 
-The server's tokens are unknown, so ids are a local codec's, and there are no
-log-probabilities: episodes can be evaluated and served, and not trained on.
+The server's tokens are unknown, so ids come from a local codec, and there are
+no log-probabilities. Episodes can be evaluated and served, but not trained on.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.environment import wording
 from anysearch_jax.host import http_calls, openai_endpoint
+from anysearch_jax.rollout import plain_text
 
 if TYPE_CHECKING:
   from anysearch_jax.policy import tokenizer
+
+  Codec = plain_text.PlainText | tokenizer.Tokenizer
 
 T = TypeVar("T")
 
@@ -64,7 +66,7 @@ class CompletionsEngine:
   Log-probabilities are recorded as 0 and versions as 0.
 
   Args:
-    url: of the server's interface (`http://host:8000/v1`).
+    url: address of the server's interface (`http://host:8000/v1`).
     codec: counts tokens and renders prompts.
     model: the model's name at the server.
     key_variable: environment variable with the key; "": no key.
@@ -123,13 +125,13 @@ class CompletionsEngine:
       types.EngineError: they are not.
     """
     with engine_errors():
-      asked = {"prompt": "?", "max_tokens": 1}
-      await self._ask(asked, self._sampling, _completion, _EXPECTED)
+      fields = {"prompt": "?", "max_tokens": 1}
+      await self._ask(fields, self._sampling, _read_completion, _EXPECTED)
     return "completions"
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """See `types.Engine`."""
-    asked = {
+    fields = {
       "prompt": self._codec.transcript(request.token_ids),
       "max_tokens": request.max_tokens,
       "stop": list(request.stop),
@@ -138,8 +140,10 @@ class CompletionsEngine:
     }
     sampling = self._sampling.for_request(request)
     with engine_errors():
-      said = await self._ask(asked, sampling, _completion, _EXPECTED)
-    return generation(said, request, self._codec)
+      completion = await self._ask(
+        fields, sampling, _read_completion, _EXPECTED
+      )
+    return generation(completion, request, self._codec)
 
   def release(self, address: types.Address) -> None:
     """Does nothing: the server keeps no episodes."""
@@ -150,21 +154,30 @@ class CompletionsEngine:
 
   async def _ask(
     self,
-    asked: Mapping[str, Any],
-    s: config_lib.SamplingConfig,
+    fields: Mapping[str, Any],
+    sampling: config_lib.SamplingConfig,
     read: Callable[[Any], T | None],
     expected: str,
     tell: Callable[[Mapping[str, Any]], None] | None = None,
   ) -> T:
-    """Asks the server, without the fields that it refuses."""
-    body = {
+    """Asks the server, without the fields that it refuses.
+
+    Args:
+      fields: of the request's body, besides the model and the sampling.
+      sampling: how tokens are drawn.
+      read: returns the value of a choice, None if it has another shape.
+      expected: the shape that `read` expects, for messages.
+      tell: called with the message so far, if the answer is streamed.
+    """
+    body: dict[str, Any] = {
       "model": self._model,
-      "temperature": s.temperature,
-      "top_p": s.top_p,
-      # Not OpenAI's, but known to vLLM, SGLang and llama.cpp.
-      **({"top_k": s.top_k} if s.top_k else {}),
-      **asked,
+      "temperature": sampling.temperature,
+      "top_p": sampling.top_p,
     }
+    if sampling.top_k:
+      # Not a field of OpenAI's, but vLLM, SGLang and llama.cpp know it.
+      body["top_k"] = sampling.top_k
+    body.update(fields)
     while True:
       sent = dict(body)
       if "max_tokens" in self.refused:
@@ -172,26 +185,39 @@ class CompletionsEngine:
       sent = {k: v for k, v in sent.items() if k not in self.refused}
       self.counters["requests"] += 1
       try:
-        found, usage = await self._endpoint.ask(
+        answer, usage = await self._endpoint.ask(
           sent, read, expected=expected, tell=tell
         )
       except http_calls.RefusedError as error:
-        named = error.status in (400, 422) and _REFUSAL.search(str(error))
-        words = re.findall(r"\w+", str(error)) if named else ()
-        known = (w for w in words if w in _OPTIONAL and w in sent)
-        if (field := next(known, None)) is None:
+        field = _refused_field(error, sent)
+        if field is None:
           raise
         self._leave_out(field, str(error))
         continue
       self.counters["prompt_tokens"] += usage.prompt
       self.counters["sampled_tokens"] += usage.completion
-      return found
+      return answer
 
   def _leave_out(self, field: str, why: str) -> None:
     """Leaves a field out of all later requests, and says so once."""
     if field not in self.refused:
       self.refused.add(field)
       _log.warning("%s Requests leave %s out from now on.", why, field)
+
+
+def _refused_field(
+  error: http_calls.RefusedError, sent: Mapping[str, Any]
+) -> str | None:
+  """Returns the optional field that an error refuses, None if it names none.
+
+  Servers have no common form for it, so the error's words are searched.
+  """
+  if error.status not in (400, 422) or not _REFUSAL.search(str(error)):
+    return None
+  words = re.findall(r"\w+", str(error))
+  return next(
+    (word for word in words if word in _OPTIONAL and word in sent), None
+  )
 
 
 @contextlib.contextmanager
@@ -206,8 +232,11 @@ def engine_errors() -> Iterator[None]:
 class Completion(NamedTuple):
   """A server's answer.
 
-  matched: the stop text that ended it; "" if the server says that none did, and
-    None if it does not say.
+  Attributes:
+    text: the text, usually without its stop text.
+    finish: `stop` or `length`.
+    matched: the stop text that ended it; "" if the server says that none did,
+      None if it does not say.
   """
 
   text: str
@@ -215,7 +244,7 @@ class Completion(NamedTuple):
   matched: str | None
 
 
-def _completion(choice: Any) -> Completion | None:
+def _read_completion(choice: Any) -> Completion | None:
   """Reads a choice; None if it has another shape."""
   text = http_calls.text_of(choice["text"])
   finish = choice["finish_reason"]
@@ -226,8 +255,10 @@ def _completion(choice: Any) -> Completion | None:
 
 def matched(choice: Mapping[str, Any]) -> str | None:
   """Returns the stop text that a choice names, see `Completion`."""
-  said = [choice[name] for name in _MATCHED if name in choice]
-  return next((m for m in said if isinstance(m, str)), "" if said else None)
+  values = [choice[name] for name in _MATCHED if name in choice]
+  if not values:
+    return None
+  return next((value for value in values if isinstance(value, str)), "")
 
 
 def generation(
@@ -235,10 +266,15 @@ def generation(
 ) -> types.Generation:
   """Returns a turn, with the stop text that the server removed.
 
+  Args:
+    completion: the server's answer.
+    request: the turn that it answers.
+    codec: gives the ids of the text.
+
   Raises:
     types.EngineError: the turn is empty.
   """
-  text, finish = _ended(completion, request)
+  text, finish = _restore_stop_text(completion, request)
   ids = codec.encode(text)
   if len(ids) > request.max_tokens:
     # The server counts fewer tokens. The local count limits an episode.
@@ -253,11 +289,16 @@ def generation(
       f"Found an empty text for turn {request.turn}, expected one token or "
       "more."
     )
-  zeros = (0,) * len(ids)
-  return types.Generation(tuple(ids), (0.0,) * len(ids), text, finish, zeros)
+  return types.Generation(
+    token_ids=tuple(ids),
+    logps=(0.0,) * len(ids),
+    text=text,
+    finish=finish,
+    versions=(0,) * len(ids),
+  )
 
 
-def _ended(
+def _restore_stop_text(
   completion: Completion, request: types.GenerateRequest
 ) -> tuple[str, types.Finish]:
   """Returns a turn's whole text and why it ended.
@@ -271,14 +312,15 @@ def _ended(
   if completion.finish == "length":
     return text, types.Finish.LENGTH
   if matched is None:
-    # A turn holds no stop text, so the tag that it opened last is still open:
-    # that of </x> is <x>, that of <|end_x|> is <|begin_x|>.
-    opened = {
+    # Guess it: a turn holds no stop text, so the tag that it opened last is
+    # still open. </x> closes <x>, and <|end_x|> closes <|begin_x|>.
+    stop_by_opening = {
       stop.replace("</", "<", 1).replace("<|end_", "<|begin_", 1): stop
       for stop in request.stop
     }
-    last = max(opened, key=text.rfind, default="")
-    matched = opened[last] if last and last in text else ""
+    opening = max(stop_by_opening, key=text.rfind, default="")
+    is_open = bool(opening) and opening in text
+    matched = stop_by_opening[opening] if is_open else ""
   if matched in request.stop:
     return text + matched, types.Finish.STOP
   return text, types.Finish.END_OF_TURN
@@ -289,95 +331,3 @@ def seed(address: types.Address, turn: int) -> int:
   key = json.dumps([*map(int, address._replace(variant=0)), turn])
   digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
   return int.from_bytes(digest) >> 1
-
-
-_PIECE = re.compile(r"[\x01-\x7f]{1,4}|[^\x01-\x7f]")
-_END = 0
-# Control tokens of the usual families, to be neutralised in outside texts:
-# a server reads them as control tokens wherever they occur.
-_CONTROL = (
-  "<|im_start|>",
-  "<|im_end|>",
-  "<|endoftext|>",
-  "<|end_of_text|>",
-  "<|begin_of_text|>",
-  "<|start_header_id|>",
-  "<|end_header_id|>",
-  "<|eot_id|>",
-  "<|eom_id|>",
-  "<|python_tag|>",
-  "<|end|>",
-  "<|user|>",
-  "<|assistant|>",
-  "<|system|>",
-  "<|start|>",
-  "<|message|>",
-  "<|return|>",
-  "<start_of_turn>",
-  "<end_of_turn>",
-  "<bos>",
-  "<eos>",
-  "<s>",
-  "</s>",
-  "[INST]",
-  "[/INST]",
-  "<<SYS>>",
-  "<</SYS>>",
-)
-
-
-class PlainText:
-  """A codec for models whose tokenizer is not at hand.
-
-  It has no vocabulary and no chat template. An id stands for up to four ASCII
-  characters or for one other character, which is about what tokenizers make of
-  prose. Lengths in tokens are therefore estimates, but no text is changed:
-  decoding gives what was encoded.
-  """
-
-  end_of_turn_ids = frozenset({_END})
-  end_of_turn_id: int | None = _END
-  control_tokens: tuple[str, ...] = _CONTROL
-
-  def encode(self, text: str) -> list[int]:
-    """Returns the ids of a text."""
-    return [_id(piece) for piece in _PIECE.findall(text)]
-
-  def decode(self, ids: Sequence[int]) -> str:
-    """Returns the text of ids."""
-    return "".join(map(_text, ids))
-
-  def transcript(self, ids: Sequence[int]) -> str:
-    """Returns what a server is sent for ids: their text."""
-    return self.decode(ids)
-
-  def render(
-    self, content: str, system: str = "", prefill: str = "", chat: bool = True
-  ) -> tuple[str, list[int]]:
-    """Returns the texts themselves as the prompt, as for a base model."""
-    del chat
-    text = wording.joined(content, system, prefill)
-    return text, self.encode(text)
-
-
-if TYPE_CHECKING:
-  Codec = PlainText | tokenizer.Tokenizer
-
-
-def _id(piece: str) -> int:
-  """Returns an id: four bytes of ASCII, or a character after `_END`.
-
-  The first byte is not 0, so no character has such a number. Both fit into
-  int32.
-  """
-  if piece.isascii() and piece != "\0":
-    return int.from_bytes(piece.encode().ljust(4, b"\0"))
-  return ord(piece) + 1
-
-
-def _text(token: int) -> str:
-  if token == _END:
-    return ""
-  if token < 1 << 24:
-    return chr(token - 1)
-  return token.to_bytes(4).rstrip(b"\0").decode()

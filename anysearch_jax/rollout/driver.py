@@ -1,4 +1,9 @@
-"""The asyncio driver of episodes: all waiting happens here, none in `episode`.
+"""The asyncio driver of episodes: it waits, so that `episode` need not.
+
+`run_groups` samples a rollout: it starts every episode at once, in one event
+loop, and lets the engine and the retriever decide what runs. `run_episode`
+plays one episode: it takes the request of a state, waits for the answer, and
+passes the answer to `episode.step`.
 
 Every request to an engine or retriever has a deadline. If the engine or the
 retriever cannot answer, the episode ends as `failed`. Any other exception is a
@@ -29,28 +34,40 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# The share of its seconds after which an episode is asked for its answer.
+# The share of an episode's seconds after which it is asked for its answer.
 LANDING = 0.75
 # Tokenizing more characters than this blocks the event loop for milliseconds.
-_LONG = 16384
-# Lets every episode run at once.
-_OPEN = contextlib.nullcontext()
-# What an episode waits for. An address: permission to run (max_concurrency).
+_LONG_TEXT = 16384
+# A gate that lets every episode run at once.
+_NO_GATE = contextlib.nullcontext()
+# The request that an episode waits for. An episode that waits for permission to
+# run (max_concurrency) has no request yet; its address stands for one.
 Request = types.GenerateRequest | types.SearchRequest | types.Address
-_STATES = {
+_REQUEST_NAMES = {
   types.GenerateRequest: "a turn",
   types.SearchRequest: "a search",
   types.Address: "a place",
 }
-# Seconds that a request may wait for its turn (`turns`), whatever it waits for.
+# Seconds that a request may queue before the engine or retriever begins it. Its
+# deadline stands still meanwhile (`host.turns`); an hour means a broken queue.
 LONGEST_WAIT = 3600.0
 _NUMBER = re.compile(r"\d+")
-_QUERY = 80  # Show at most this many characters: a policy wrote the query.
+_QUERY_CHARACTERS = (
+  80  # Shown of a query: a policy wrote it, so it may be long.
+)
+_LISTED_REASONS = 5  # Of failures, in one log line.
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-  """One group to sample; `index` is the question's position in the rollout."""
+  """One group to sample.
+
+  Attributes:
+    index: the question's position in the rollout, a part of every address.
+    question: the question of all its episodes.
+    budget: the budget of all its episodes.
+    scaffold: whether they are played with the Phase I scaffold.
+  """
 
   index: int
   question: types.Question
@@ -60,10 +77,15 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeParts:
-  """What every episode of a rollout is played with.
+  """The parts that all episodes of a rollout share.
 
-  `codec` is the text side of the policy's tokenizer, `environment` what is
-  played; its `step` advances the episodes, `episode.step` if it has none.
+  Attributes:
+    engine: samples the turns.
+    retriever: answers the searches.
+    config: limits and deadlines.
+    codec: the text side of the policy's tokenizer.
+    environment: its texts and turn rules. Its `step` advances the episodes;
+      `episode.step` does if it has none.
   """
 
   engine: types.Engine
@@ -76,13 +98,15 @@ class EpisodeParts:
 class Rollout(NamedTuple):
   """The groups that remain after resampling, in the order of the assignments.
 
-  dropped: number of groups with fewer than two valid trajectories after their
-    second sampling; they are not in `groups`.
-  resampled: number of groups that were sampled a second time.
-  failed: number of failed trajectories in all samplings, kept or not.
-  reason: why the first of these trajectories failed; "" if none did.
-
   Groups that `keep` cancelled are counted nowhere.
+
+  Attributes:
+    groups: the remaining groups.
+    dropped: number of groups with fewer than two valid trajectories after their
+      second sampling; they are not in `groups`.
+    resampled: number of groups that were sampled a second time.
+    failed: number of failed trajectories in all samplings, kept or not.
+    reason: why the first of these trajectories failed; "" if none did.
   """
 
   groups: list[types.Group]
@@ -118,12 +142,18 @@ class InFlight:
       lambda request: contextlib.nullcontext()
     ),
   ):
-    self._quiet, self._warn, self._clock = quiet_seconds, warn, clock
+    self._quiet_seconds = quiet_seconds
+    self._warn = warn
+    self._clock = clock
     self._span = span
     # Requests, and since when episodes wait for them.
     self._waits: dict[object, tuple[Request, float]] = {}
-    # When something last moved, and the quiet seconds of the next warning.
-    self._moved, self._due = clock(), quiet_seconds
+    self._note_progress()
+
+  def _note_progress(self) -> None:
+    """Starts a new quiet period; the next warning is at its end."""
+    self._progress_time = self._clock()
+    self._warn_after = self._quiet_seconds
 
   @contextlib.contextmanager
   def waiting(self, request: Request) -> Iterator[None]:
@@ -135,48 +165,48 @@ class InFlight:
         yield
     finally:
       del self._waits[key]
-      self._moved, self._due = self._clock(), self._quiet
+      self._note_progress()
 
   @contextlib.contextmanager
-  def watched(self) -> Iterator[None]:
+  def watch_progress(self) -> Iterator[None]:
     """Checks for progress on the running event loop inside the context."""
-    if not self._quiet > 0:
+    if not self._quiet_seconds > 0:
       yield
       return
 
     async def watch() -> None:
       while True:
-        await asyncio.sleep(self.look())
+        await asyncio.sleep(self.check_progress())
 
-    self._moved, self._due = self._clock(), self._quiet
-    watching = asyncio.create_task(watch())
+    self._note_progress()
+    watch_task = asyncio.create_task(watch())
     try:
       yield
     finally:
-      watching.cancel()
+      watch_task.cancel()
 
-  def look(self) -> float:
+  def check_progress(self) -> float:
     """Warns if the quiet period is over; returns seconds to the next check."""
     now = self._clock()
-    quiet = now - self._moved
-    if quiet >= self._due:
-      self._due = 2 * quiet
+    quiet = now - self._progress_time
+    if quiet >= self._warn_after:
+      self._warn_after = 2 * quiet
       if self._waits:
-        self._warn(self._sentence(quiet, now))
-    return self._due - quiet
+        self._warn(self._warning(quiet, now))
+    return self._warn_after - quiet
 
-  def _sentence(self, quiet: float, now: float) -> str:
-    """Returns how many episodes wait for what, and the oldest request."""
+  def _warning(self, quiet: float, now: float) -> str:
+    """Returns the number of episodes per kind of request, and the oldest."""
     waits = list(self._waits.values())
-    states = Counter(_STATES[type(request)] for request, _ in waits)
-    counts = (f"{n} waiting for {state}" for state, n in states.items())
+    kinds = Counter(_REQUEST_NAMES[type(request)] for request, _ in waits)
+    counts = (f"{count} waiting for {kind}" for kind, count in kinds.items())
     # Queued episodes are blocked by running ones: report a running one first.
     oldest, since = min(
       waits, key=lambda wait: (isinstance(wait[0], types.Address), wait[1])
     )
     match oldest:
       case types.SearchRequest(query=query):
-        name = f"the search for {query[:_QUERY]!r}"
+        name = f"the search for {query[:_QUERY_CHARACTERS]!r}"
       case types.GenerateRequest(address=address, turn=turn):
         name = f"turn {turn} of {address}"
       case _:
@@ -188,7 +218,7 @@ class InFlight:
     )
 
 
-# Never warns.
+# An `InFlight` that never warns.
 OFF = InFlight()
 
 
@@ -200,34 +230,35 @@ async def run_episode(
   scaffold: bool,
   address: types.Address,
   inflight: InFlight = OFF,
-  gate: contextlib.AbstractAsyncContextManager[None] = _OPEN,
+  gate: contextlib.AbstractAsyncContextManager[None] = _NO_GATE,
   started: float | None = None,
   deadline: float = math.inf,
   watch: Callable[[episode_state.Episode], None] | None = None,
 ) -> types.Trajectory:
   """Plays one episode to its end, and releases it from the engine.
 
-  An episode whose time has passed by three quarters is asked for its answer.
+  After three quarters of its time the episode is asked for its answer.
 
   Args:
     question, budget, scaffold, address: as in `episode.start`.
-    parts: what the episode is played with.
-    inflight: records what the episode waits for.
-    gate: entered while the episode is played.
-    started: when its time began, in event-loop time; None: now.
-    deadline: seconds that it may take, besides those of its budget.
+    parts: the engine, the retriever and the rules of play.
+    inflight: records the requests that the episode waits for.
+    gate: entered while the episode is played, for example a semaphore.
+    started: event-loop time at which the episode's time began; None: now.
+    deadline: seconds that the episode may take; its budget may allow fewer.
     watch: called with each state; an exception of it ends the episode.
 
   Returns:
     The trajectory. It is `failed`, with the reason, if the engine or the
     retriever could not answer in time.
   """
-  with contextlib.ExitStack() as outside:
-    outside.enter_context(inflight.waiting(address))
+  with contextlib.ExitStack() as queueing:
+    # Until the gate opens, the episode's address stands for its request.
+    queueing.enter_context(inflight.waiting(address))
     async with gate:
-      outside.close()
+      queueing.close()
       clock = asyncio.get_running_loop().time
-      began = clock() if started is None else started
+      start_time = clock() if started is None else started
       step = parts.environment.step or episode.step
       begin = functools.partial(
         episode.start,
@@ -238,7 +269,7 @@ async def run_episode(
         config=parts.config,
         environment=parts.environment,
         codec=parts.codec,
-        elapsed=lambda: clock() - began,
+        elapsed=lambda: clock() - start_time,
       )
       try:
         state = await _off_loop(len(question.text), begin)
@@ -250,17 +281,24 @@ async def run_episode(
           if isinstance(request, episode_state.Done):
             return request.trajectory
           assert request is not None  # It is only inside `start`.
-          until = began + seconds * (1.0 if state.landing else LANDING)
+          # The last quarter of the time is kept for the answer.
+          until = start_time + seconds * (1.0 if state.landing else LANDING)
           with inflight.waiting(request):
-            event = await answer(request, parts, until=until)
+            event = await answer_request(request, parts, until=until)
           if state.caps.seconds < math.inf:
-            state = dataclasses.replace(state, elapsed=clock() - began)
-          length = 0
+            elapsed = clock() - start_time
+            state = dataclasses.replace(state, elapsed=elapsed)
+          characters = 0  # That `step` tokenizes.
           if isinstance(event, episode_state.Retrieved):
-            length = sum(len(p.title) + len(p.text) for p in event.passages)
-          state = await _off_loop(length, functools.partial(step, state, event))
-          # Episodes that hold a slot of the engine each, and need a second one,
-          # would wait for each other.
+            characters = sum(
+              len(passage.title) + len(passage.text)
+              for passage in event.passages
+            )
+          advance = functools.partial(step, state, event)
+          state = await _off_loop(characters, advance)
+          # An environment's own `step` may continue at another address. Release
+          # the old one first: if many episodes held one slot of the engine and
+          # waited for a second one, none could continue.
           if state.address != address:
             parts.engine.release(address)
             address = state.address
@@ -269,41 +307,52 @@ async def run_episode(
 
 
 async def _off_loop(characters: int, step: Callable[[], T]) -> T:
-  """Returns `step()`, which encodes a text of this length.
+  """Returns `step()`, which tokenizes a text of `characters` characters.
 
-  A long one would delay the deadlines of all other episodes on the event loop.
+  A long text is tokenized on another thread: on the event loop it would delay
+  the deadlines of all other episodes.
   """
-  return await asyncio.to_thread(step) if characters > _LONG else step()
+  if characters > _LONG_TEXT:
+    return await asyncio.to_thread(step)
+  return step()
 
 
-async def answer(
+async def answer_request(
   request: types.GenerateRequest | types.SearchRequest,
   parts: EpisodeParts,
   *,
   until: float = math.inf,
 ) -> episode_state.Event | None:
-  """Returns the event that answers a request; an outage is a `Failure`.
+  """Answers a request by the engine or the retriever.
 
-  It is None after the time `until` of the event loop.
+  Args:
+    request: a turn to sample or a search.
+    parts: the engine, the retriever and their deadlines.
+    until: event-loop time at which the episode must land.
+
+  Returns:
+    The event for `episode.step`; a `Failure` if the engine or the retriever
+    could not answer before its own deadline, None after `until`.
   """
   if isinstance(request, types.GenerateRequest):
-    seconds, what = parts.config.turn_deadline, f"Turn {request.turn}"
+    seconds = parts.config.turn_deadline
+    name = f"Turn {request.turn}"
   else:
     seconds = parts.config.search_deadline
-    what = f"The search for {request.query!r}"
+    name = f"The search for {request.query!r}"
   ending = asyncio.timeout_at(None if until == math.inf else until)
   limit = turns.Limit(seconds, LONGEST_WAIT)
   try:
     async with ending, limit:
       if isinstance(request, types.GenerateRequest):
         return await parts.engine.generate(request)
-      found = await parts.retriever.search(request)
-      return episode_state.Retrieved(tuple(found))
+      passages = await parts.retriever.search(request)
+      return episode_state.Retrieved(tuple(passages))
   # A generative retriever asks an engine, so a search can raise both errors.
   except (types.EngineError, types.RetrievalError, TimeoutError) as error:
     if ending.expired():
       return None
-    return episode_state.Failure(f"{what} failed: {str(error) or limit.why()}")
+    return episode_state.Failure(f"{name} failed: {str(error) or limit.why()}")
 
 
 async def run_groups(
@@ -319,20 +368,24 @@ async def run_groups(
 ) -> Rollout:
   """Samples `group` trajectories for every assignment, all at once.
 
-  If fewer than two trajectories of a group of two or more are valid, no group
-  statistic exists. Such a group is sampled once more, as attempt 1, and dropped
-  if that fails too. A group of one is always kept, failed or not.
+  Advantages compare the trajectories of a group (the paper's appendix "GRPO
+  Optimization Objective"), so a group needs two valid ones. A group with
+  fewer is sampled once more, as attempt 1, and dropped if that fails too. A
+  group of one is always kept, failed or not.
 
   Args:
     assignments: the groups; their indices differ.
-    parts: what the episodes are played with.
+    parts: the engine, the retriever and the rules of play.
     group: trajectories per group (the paper's G), >= 1.
     rollout: number of the rollout, a part of every address.
-    max_concurrency: the most episodes at a time, >= 1; None for no bound.
-    keep: >= 1; once so many groups can be kept, all others are cancelled and
-      released; which ones depends on timing. None waits for all groups.
-    inflight: records what the episodes wait for, and warns if nothing moves.
-    searchless: the last so many samples of each group get no search.
+    max_concurrency: limit on the episodes that run at a time, >= 1; None: none.
+    keep: number of groups to keep, >= 1: once that many can be kept, all others
+      are cancelled and released. Which ones depends on timing. None waits for
+      all groups.
+    inflight: records the requests that episodes wait for, and warns if no
+      episode makes progress.
+    searchless: number of samples of each group, its last ones, that get a
+      budget without searches.
 
   Returns:
     The groups in the order of `assignments`, each with its samples in order,
@@ -354,23 +407,23 @@ async def run_groups(
       "expected each index once, because episodes are addressed by it."
     )
   gate = (
-    _OPEN if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+    _NO_GATE if max_concurrency is None else asyncio.Semaphore(max_concurrency)
   )
-  # The samplings of each group that is settled, by its index.
-  settled: dict[int, list[types.Group]] = {}
+  # The samplings of each group that has ended, one or two, by its index.
+  finished: dict[int, list[types.Group]] = {}
 
   async def play_group(assignment: Assignment) -> None:
     budget = budgets.of(assignment.budget)
-    without = dataclasses.replace(budget, searches=0)
+    no_searches = dataclasses.replace(budget, searches=0)
     samplings: list[types.Group] = []
     while not samplings or (len(samplings) < 2 and not _is_kept(samplings[0])):
-      async with asyncio.TaskGroup() as of_group:
+      async with asyncio.TaskGroup() as group_tasks:
         samples = [
-          of_group.create_task(
+          group_tasks.create_task(
             run_episode(
               assignment.question,
               parts,
-              budget=budget if sample < group - searchless else without,
+              budget=budget if sample < group - searchless else no_searches,
               scaffold=assignment.scaffold,
               address=types.Address(
                 rollout, assignment.index, sample, attempt=len(samplings)
@@ -381,60 +434,80 @@ async def run_groups(
           )
           for sample in range(group)
         ]
-      played = tuple(sample.result() for sample in samples)
-      given = assignment.question, budget.searches, assignment.scaffold
-      samplings.append(types.Group(*given, played, budget.beyond_searches))
-    settled[assignment.index] = samplings
-    if keep and keep == sum(_is_kept(t[-1]) for t in settled.values()):
-      for task in playing:
+      samplings.append(
+        types.Group(
+          question=assignment.question,
+          budget=budget.searches,
+          scaffold=assignment.scaffold,
+          trajectories=tuple(sample.result() for sample in samples),
+          caps=budget.beyond_searches,
+        )
+      )
+    finished[assignment.index] = samplings
+    kept_groups = sum(_is_kept(tries[-1]) for tries in finished.values())
+    if keep and keep == kept_groups:
+      for task in tasks:
         if task is not asyncio.current_task():
           task.cancel()
 
-  with inflight.watched():
-    async with asyncio.TaskGroup() as tasks:
-      playing = [tasks.create_task(play_group(each)) for each in assignments]
-  samplings = [settled[a.index] for a in assignments if a.index in settled]
-  groups = [tries[-1] for tries in samplings if _is_kept(tries[-1])]
-  failed = [
-    trajectory
-    for tries in samplings
-    for sampled in tries
-    for trajectory in sampled.trajectories
-    if trajectory.failed
+  with inflight.watch_progress():
+    async with asyncio.TaskGroup() as rollout_tasks:
+      tasks = [
+        rollout_tasks.create_task(play_group(assignment))
+        for assignment in assignments
+      ]
+  # In the order of the assignments, without groups that `keep` cancelled.
+  all_samplings = [
+    finished[assignment.index]
+    for assignment in assignments
+    if assignment.index in finished
   ]
+  groups = [
+    samplings[-1] for samplings in all_samplings if _is_kept(samplings[-1])
+  ]
+  trajectories = [
+    trajectory
+    for samplings in all_samplings
+    for sampling in samplings
+    for trajectory in sampling.trajectories
+  ]
+  failed = [trajectory for trajectory in trajectories if trajectory.failed]
   if failed:
-    count = sum(len(g.trajectories) for tries in samplings for g in tries)
     _log.warning(
       "Rollout %d: %d of %d episodes failed and train nothing: %s",
-      *(rollout, len(failed), count, reasons(failed)),
+      rollout,
+      len(failed),
+      len(trajectories),
+      failure_summary(failed),
     )
   return Rollout(
     groups=groups,
-    dropped=len(samplings) - len(groups),
-    resampled=sum(len(tries) > 1 for tries in samplings),
+    dropped=len(all_samplings) - len(groups),
+    resampled=sum(len(samplings) > 1 for samplings in all_samplings),
     failed=len(failed),
     reason=failed[0].reason if failed else "",
   )
 
 
-def reasons(failed: Iterable[types.Trajectory]) -> str:
+def failure_summary(failed: Iterable[types.Trajectory]) -> str:
   """Returns the five most frequent reasons why episodes failed, with counts.
 
-  Reasons that differ only in the query, the turn or in numbers are one; the
-  first of each is quoted.
+  Reasons that differ only in the query, the turn or in numbers count as one;
+  the first of each is quoted.
   """
-  first: dict[str, str] = {}
-  count: Counter[str] = Counter()
+  examples: dict[str, str] = {}
+  counts: Counter[str] = Counter()
   for trajectory in failed:
     kind = _NUMBER.sub("0", trajectory.reason.partition(" failed: ")[2])
-    first.setdefault(kind, trajectory.reason)
-    count[kind] += 1
+    examples.setdefault(kind, trajectory.reason)
+    counts[kind] += 1
   return " ".join(
-    f"{n} times: {first[kind]}" for kind, n in count.most_common(5)
+    f"{count} times: {examples[kind]}"
+    for kind, count in counts.most_common(_LISTED_REASONS)
   )
 
 
-def _is_kept(sampled: types.Group) -> bool:
+def _is_kept(group: types.Group) -> bool:
   """Returns whether a group is kept: it has one sample, or two valid ones."""
-  valid = sum(not trajectory.failed for trajectory in sampled.trajectories)
-  return len(sampled.trajectories) == 1 or valid >= 2
+  valid = sum(not trajectory.failed for trajectory in group.trajectories)
+  return len(group.trajectories) == 1 or valid >= 2

@@ -1,7 +1,8 @@
-"""A model behind OpenAI's interface, and how it is asked.
+"""Opens a model behind OpenAI's interface, and decides how to ask it.
 
-One question decides how: by the model's own calls of tools, by tags in its
-messages, or by text completions.
+A model can search by its own calls of tools, by tags in its messages, or by
+tags in one text that it continues (text completions). Unless the user says
+which, a probe asks the model one question and sees whether it calls the tool.
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ from typing import Any, NamedTuple
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, openai_endpoint, redaction
-from anysearch_jax.rollout import chat_completions, completions
+from anysearch_jax.rollout import chat_completions, completions, plain_text
 
 COMPLETIONS = "completions"
-# The ways to ask a model, and what each means.
+# The ways to ask a model, with a clause for messages.
 CALLS = {
   "tools": "the search is a tool that it calls",
   "tags": "it writes the search as tags in its messages",
   COMPLETIONS: "it continues one text",
 }
 KEY = "OPENAI_API_KEY"
-# The environments of one's own documents, for models that call tools and for
-# others.
+# The environment of a user's own documents, by the way the model is asked.
 _DOCUMENTS = {"tools": "documents_tools", "tags": "documents"}
-_LISTED = 10
-_CONTEXT = 16384
+_LISTED_MODELS = 10  # Of a server, in an error.
+_CONTEXT_TOKENS = 16384  # Of a model whose context is unknown.
 
 
 class Endpoint(NamedTuple):
   """A model behind an address.
 
   Attributes:
-    url: of the server's interface, such as `http://localhost:11434/v1`.
-    model: its name there; "": the server's only one.
-    calls: `tools`, `tags` or `completions`; `auto`: the first that works, or
-      `completions` if there is a tokenizer.
+    url: address of the server's interface, such as
+      `http://localhost:11434/v1`.
+    model: its name there; "": the server's only model.
+    calls: how the model is asked: `tools`, `tags` or `completions`; `auto`: the
+      first of these that works, or `completions` if there is a tokenizer.
     tokenizer: folder of its tokenizer, for `completions`; "": none.
     key_variable: environment variable with the key; "": no key; None: `KEY` if
       it is set and the address is https.
@@ -50,15 +51,16 @@ class Endpoint(NamedTuple):
   key_variable: str | None = None
 
 
-class Opened(NamedTuple):
-  """A model that can be asked.
+class OpenEndpoint(NamedTuple):
+  """A model that is ready to play episodes.
 
   Attributes:
     name: MODEL@URL.
-    identity: what identifies it, with the way it is asked.
-    engine, codec: of its episodes.
+    identity: identifies the model and the way it is asked, for records.
+    engine: samples its turns.
+    codec: the text side of its tokenizer.
     prompts: the environment, for `episode.prompts`.
-    why: why it is asked as it is; "" if the server has not been asked yet.
+    why: why it is asked in this way; "" if no probe was needed.
   """
 
   name: str
@@ -70,7 +72,7 @@ class Opened(NamedTuple):
 
 
 def default_config() -> config_lib.ExperimentConfig:
-  """Returns what suits an untrained chat model over documents."""
+  """Returns a configuration for an untrained chat model over documents."""
   return config_lib.ExperimentConfig(
     name="documents",
     data=config_lib.DataConfig(source="prepared"),
@@ -78,28 +80,28 @@ def default_config() -> config_lib.ExperimentConfig:
     episode=config_lib.EpisodeConfig(
       prompts="documents",
       top_k=4,
-      max_generated=_CONTEXT // 4,
-      max_context=_CONTEXT,
+      max_generated=_CONTEXT_TOKENS // 4,
+      max_context=_CONTEXT_TOKENS,
       turn_deadline=120.0,
     ),
     # Greedy models repeat themselves when they reason.
     sampling=config_lib.SamplingConfig(temperature=0.6, top_p=0.95),
-    engine=config_lib.EngineConfig(slots=16, max_context=_CONTEXT),
-    # An untrained model plans better if it reads what is left.
+    engine=config_lib.EngineConfig(slots=16, max_context=_CONTEXT_TOKENS),
+    # An untrained model plans better if it reads its remaining budget.
     evaluation=config_lib.EvaluationConfig(budgets=(0, 1, 2, 3), scaffold=True),
   )
 
 
-def opened(
+def open_endpoint(
   endpoint: Endpoint,
   *,
   episode: config_lib.EpisodeConfig,
   sampling: config_lib.SamplingConfig,
   concurrency: int,
-) -> Opened:
-  """Returns a model that can be asked.
+) -> OpenEndpoint:
+  """Opens a model behind an address.
 
-  The server is asked for what `endpoint` leaves open.
+  The server is asked for everything that `endpoint` leaves open.
 
   Args:
     endpoint: the model, and how it is asked.
@@ -112,14 +114,17 @@ def opened(
       server has several models, or the key is missing.
     types.EngineError, types.RetrievalError: the server cannot be used.
   """
-  url, model, calls, folder, key = endpoint
+  url = endpoint.url
+  calls = endpoint.calls
+  folder = endpoint.tokenizer
+  key = endpoint.key_variable
   if not redaction.is_address(url):
     raise ValueError(
       f"Found {redaction.shown(url)}, expected an address such as "
       "http://127.0.0.1:8000/v1."
     )
   prompts = episode.prompts
-  own = prompts in _DOCUMENTS.values()
+  is_documents = prompts in _DOCUMENTS.values()
   if calls == "auto" and folder:
     calls = COMPLETIONS
   if calls not in ("auto", *CALLS) or (folder and calls != COMPLETIONS):
@@ -128,23 +133,23 @@ def opened(
       f"{', '.join(CALLS)}, and a tokenizer for {COMPLETIONS} only, because "
       "the server renders chats itself."
     )
-  if calls == "tools" and not own:
+  if calls == "tools" and not is_documents:
     raise ValueError(
       f"Found calls 'tools' and the environment {prompts!r}, whose prompt asks "
       f"for tags; expected {_DOCUMENTS['tools']} in episode.prompts, or tags."
     )
   if key is None:
-    # Other hosts are sent this key over an encrypted connection only.
-    is_safe = urllib.parse.urlsplit(url).scheme == "https"
-    key = KEY if is_safe and os.environ.get(KEY) else ""
-  model = model or _only_model(url, key)
-  codec: Any = completions.PlainText()
+    # Without being told, send the key over encrypted connections only.
+    is_encrypted = urllib.parse.urlsplit(url).scheme == "https"
+    key = KEY if is_encrypted and os.environ.get(KEY) else ""
+  model = endpoint.model or _only_model(url, key)
+  codec: Any = plain_text.PlainText()
   if folder:
     from anysearch_jax.policy import tokenizer
 
     codec = tokenizer.Tokenizer.from_folder(folder)
 
-  def engine(calls: str) -> Any:
+  def make_engine(calls: str) -> Any:
     settings: dict[str, Any] = {
       "model": model,
       "key_variable": key,
@@ -157,14 +162,15 @@ def opened(
     mode = calls.removeprefix("auto")
     return chat_completions.ChatEngine(url, codec, mode=mode, **settings)
 
-  asking = engine(calls if calls != "auto" or own else "tags")
+  # Only the documents have an environment for models that call tools.
+  engine = make_engine(calls if calls != "auto" or is_documents else "tags")
   why = ""
   if calls == "auto":
     try:
-      calls = loop.run(asking.probe())
-      why = asking.why
+      calls = loop.run(engine.probe())
+      why = engine.why
     except http_calls.StatusError as error:
-      asking.close()
+      engine.close()
       if error.status == 401 and not key:
         raise ValueError(
           f"{error} No key was sent; --openai_key_variable={KEY} sends the one "
@@ -172,19 +178,28 @@ def opened(
         ) from None
       if error.status not in chat_completions.MISSING:
         raise
-      asking = engine(COMPLETIONS)
+      engine = make_engine(COMPLETIONS)
       why = "the server has no /chat/completions"
       try:
-        calls = loop.run(asking.probe())
+        calls = loop.run(engine.probe())
       except types.EngineError:
-        raise error from None  # Rather the model's name is wrong.
-  if own:
+        # Neither route works: the model's name is wrong, which the first error
+        # says.
+        raise error from None
+  if is_documents:
     prompts = _DOCUMENTS.get(calls, _DOCUMENTS["tags"])
   name = f"{model}@{url}"
   identity = {"openai": name, "tokenizer": folder}
   if calls != COMPLETIONS:
     identity["calls"] = calls
-  return Opened(name, identity, asking, codec, prompts, why)
+  return OpenEndpoint(
+    name=name,
+    identity=identity,
+    engine=engine,
+    codec=codec,
+    prompts=prompts,
+    why=why,
+  )
 
 
 def _only_model(url: str, key_variable: str) -> str:
@@ -198,9 +213,9 @@ def _only_model(url: str, key_variable: str) -> str:
     server.close()
   if len(names) == 1:
     return names[0]
-  more = ", ..." if len(names) > _LISTED else ""
+  listed = ", ".join(sorted(names)[:_LISTED_MODELS]) or "them"
+  ellipsis = ", ..." if len(names) > _LISTED_MODELS else ""
   raise ValueError(
     f"Found no name of a model (--openai_model), and {len(names)} models at "
-    f"{url}; expected one of {', '.join(sorted(names)[:_LISTED]) or 'them'}"
-    f"{more}."
+    f"{url}; expected one of {listed}{ellipsis}."
   )

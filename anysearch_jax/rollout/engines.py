@@ -24,11 +24,12 @@ def make(
   """Makes an engine that samples a policy, as policy version 0.
 
   Args:
-    policy: for the in-process engine, its weights are on the rollout mesh.
+    policy: the initial policy. For the in-process engine, its weights are on
+      the rollout mesh.
     config: names the engine, its settings and the sampling.
     seed: seed of all draws.
-    trains: whether turns are trained on: only then they have the experts that
-      `objective.router` may ask for.
+    trains: whether turns are trained on. Only then do they record the experts
+      that `objective.router` may ask for.
 
   Raises:
     types.EngineError: a server is unavailable or cannot be used.

@@ -1,9 +1,17 @@
 """The episode as a pure state machine (the paper's section "Method").
 
-`start` and `step` return the next state, whose `request` is the one thing that
-the episode waits for. The caller, which has an engine and a retriever, answers
-the request with an event. Nothing here waits or draws random numbers: equal
-events give equal episodes.
+    start --> GenerateRequest --> engine --> Generation
+                ^                               |
+                |                               v
+                +-------------------------- step(turn) --> Done
+                |                               |
+                |                               v
+      step(passages) <-- retriever <-- SearchRequest
+
+`start` and `step` return the next state. Its `request` is the one thing that
+the episode waits for. The caller (`driver`), which has an engine and a
+retriever, answers the request with an event. Nothing here waits or draws random
+numbers: equal events give equal episodes.
 """
 
 from __future__ import annotations
@@ -35,10 +43,10 @@ def prompt(
 
   Args:
     question: its text is neutralised before the chat template is applied.
-    budget: what is assigned; a number is one of searches, >= 0.
+    budget: the assigned budget; a number is a number of searches, >= 0.
     scaffold: True for the Phase I prompt, False for the prompt of Phase II and
       inference.
-    environment: has the prompts.
+    environment: the environment whose prompts are used.
     codec: renders the messages.
 
   Returns:
@@ -58,12 +66,12 @@ def prompt(
   render = functools.partial(
     protocol.render,
     searches=searches,
-    question=protocol.neutralise(question.text, _unwanted(env, codec)),
+    question=protocol.neutralise(question.text, _markers(env, codec)),
   )
   content = render(template)
-  others = caps.beyond_searches
-  if others.units and env.states_caps:
-    content = units.state_assigned(env.units, others) + content
+  other_caps = caps.beyond_searches
+  if other_caps.units and env.states_caps:
+    content = units.state_assigned(env.units, other_caps) + content
   return codec.render(content, render(env.system), env.prefill, env.chat)
 
 
@@ -82,19 +90,19 @@ def start(
 
   Args:
     question, budget, environment, codec: as in `prompt`.
-    config: has the limits.
     scaffold: whether the environment also states the budget before every turn.
     address: identifies the episode and its random numbers.
-    elapsed: returns the seconds that have passed, with those of the prompt;
-      they count if seconds are capped.
+    config: the limits of turns and contexts.
+    elapsed: returns the seconds since the start, the prompt's rendering
+      included. Called only if the budget caps seconds.
 
   Returns:
     The episode. Its first request is a turn, or `Done` if the prompt leaves no
     room for one (truncated, with no token recorded).
 
   Raises:
-    ValueError: the budget is negative, or it is one of dollars and nothing has
-      a price.
+    ValueError: the budget is negative, or it is in dollars and nothing has a
+      price.
   """
   text, ids = prompt(
     question,
@@ -105,17 +113,17 @@ def start(
   )
   caps = episode_state.priced(budgets.of(budget), environment)
   episode = episode_state.Episode(
-    address,
-    question,
-    caps.searches,
-    scaffold,
-    config,
-    codec,
-    environment,
+    address=address,
+    question=question,
+    budget=caps.searches,
+    scaffold=scaffold,
+    config=config,
+    codec=codec,
+    environment=environment,
     caps=caps.beyond_searches,
     elapsed=elapsed() if caps.seconds < math.inf else 0.0,
   )
-  return next_turn(episode, _given(types.Author.PROMPT, text, ids))
+  return next_turn(episode, _unsampled_chunk(types.Author.PROMPT, text, ids))
 
 
 def step(
@@ -123,7 +131,15 @@ def step(
 ) -> episode_state.Episode:
   """Advances an episode by the event that answers its request, or a `Failure`.
 
-  An event of None lands it: its time is over.
+  An event of None lands the episode: its time is over.
+
+  Args:
+    episode: the state, as returned by `start` or the last `step`.
+    event: a `Generation` for a `GenerateRequest`, `Retrieved` for a
+      `SearchRequest`, a `Failure` for either, or None.
+
+  Returns:
+    The next state.
 
   Raises:
     ValueError: the event does not answer the request, or a generation breaks
@@ -136,43 +152,55 @@ def step(
       reason
     ):
       return finish(episode, types.Outcome.FAILED, reason)
-    case types.GenerateRequest(max_tokens=most), types.Generation():
-      return _after_turn(episode, event, most)
-    case types.SearchRequest(query=query) as call, episode_state.Retrieved(
-      passages
-    ):
-      env = episode.environment
-      unwanted = _unwanted(env, episode.codec)
-      tool = env.tool(call.tool)
-      numbers: tuple[int, ...] = ()
-      if tool.numbered is None:
-        text = tool.observation(passages, unwanted)
-      else:
-        numbers = citations.number_passages(passages, episode.observations)
-        text = tool.numbered(tuple(zip(numbers, passages)), unwanted)
-      tokens = episode_state.call_tokens(
-        episode.chunks[-1], tool.opens, episode.codec
-      )
-      made = types.Observation(
-        call.tool, query, episode.turns - 1, (), tokens, numbers
-      )
-      charged = dataclasses.replace(
-        episode, observations=(*episode.observations, made)
-      )
-      text += env.after_search(charged.budget, charged.used)
-      return next_turn(charged, written(charged, text), shown=passages)
+    case types.GenerateRequest(max_tokens=limit), types.Generation():
+      return _after_turn(episode, event, limit)
+    case types.SearchRequest() as call, episode_state.Retrieved(passages):
+      return _after_search(episode, call, passages)
   raise ValueError(
     f"Found a {type(event).__name__} while the episode at {episode.address} "
     f"waits on a {type(episode.request).__name__}. Answer each request once."
   )
 
 
+def _after_search(
+  episode: episode_state.Episode,
+  call: types.SearchRequest,
+  passages: tuple[types.Passage, ...],
+) -> episode_state.Episode:
+  """Charges a search, shows its passages and requests the next turn."""
+  env = episode.environment
+  markers = _markers(env, episode.codec)
+  tool = env.tool(call.tool)
+  numbers: tuple[int, ...] = ()
+  if tool.numbered is None:
+    text = tool.observation(passages, markers)
+  else:
+    numbers = citations.number_passages(passages, episode.observations)
+    text = tool.numbered(tuple(zip(numbers, passages)), markers)
+  observation = types.Observation(
+    tool=call.tool,
+    argument=call.query,
+    turn=episode.turns - 1,
+    tokens=episode_state.call_tokens(
+      episode.chunks[-1], tool.opens, episode.codec
+    ),
+    numbers=numbers,
+  )
+  charged = dataclasses.replace(
+    episode, observations=(*episode.observations, observation)
+  )
+  text += env.after_search(charged.budget, charged.searches_used)
+  chunk = environment_chunk(charged, text)
+  return next_turn(charged, chunk, passages=passages)
+
+
 def land(episode: episode_state.Episode) -> episode_state.Episode:
-  """Asks for the answer now; what the episode waited for is not recorded.
+  """Asks for the answer now, and drops the request that was pending.
 
   The environment's `over_budget` line asks, and one more turn may answer. A
-  caller lands an episode whose time is over; one whose tokens or dollars are
-  lands by itself, see `episode_state`. One that was landed before is `Done`.
+  caller lands an episode when its time is over. An episode that runs out of
+  tokens or dollars lands by itself, see `episode_state`. An episode that was
+  landed before is `Done`.
   """
   if episode.landing:
     return finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
@@ -180,48 +208,50 @@ def land(episode: episode_state.Episode) -> episode_state.Episode:
   line = landing.environment.over_budget
   if landing.chunks[-1].text == line:  # A search has just been refused.
     return next_turn(landing)
-  return next_turn(landing, written(landing, line))
+  return next_turn(landing, environment_chunk(landing, line))
 
 
-def _land_before(
-  episode: episode_state.Episode, told: episode_state.Episode
+def _land_before_passages(
+  episode: episode_state.Episode, extended: episode_state.Episode
 ) -> episode_state.Episode:
-  """Asks for the answer before the passages by which `told` is longer.
+  """Asks for the answer, then shows the passages that `extended` adds.
 
-  So the answer follows the passages directly, as other turns do. A policy may
-  read what is right before its turn and nothing else.
+  The answer then follows the passages directly, as other turns do. A small
+  policy may have learned to read only the text right before its turn.
   """
-  passages = told.chunks[len(episode.chunks) :]
-  line = written(episode, episode.environment.over_budget)
-  chunks = (*episode.chunks, line, *passages)
-  return next_turn(dataclasses.replace(told, chunks=chunks, landing=True))
+  passage_chunks = extended.chunks[len(episode.chunks) :]
+  line = environment_chunk(episode, episode.environment.over_budget)
+  chunks = (*episode.chunks, line, *passage_chunks)
+  return next_turn(dataclasses.replace(extended, chunks=chunks, landing=True))
 
 
-def recorded(
+def record_turn(
   episode: episode_state.Episode, generation: types.Generation
 ) -> episode_state.Episode:
-  """Returns the episode with the turn that it waits for.
+  """Adds the turn that an episode waits for to its chunks.
 
   Raises:
     ValueError: the turn breaks the limits of its request.
   """
   assert isinstance(episode.request, types.GenerateRequest)
-  most = episode.request.max_tokens
+  limit = episode.request.max_tokens
   sampled = len(generation.token_ids)
-  lengths = (len(generation.logps), len(generation.versions))
-  if not 1 <= sampled <= most or lengths != (sampled, sampled):
+  logps = len(generation.logps)
+  versions = len(generation.versions)
+  if not 1 <= sampled <= limit or not sampled == logps == versions:
     raise ValueError(
-      f"The engine returned {sampled} tokens, {lengths[0]} log-probabilities "
-      f"and {lengths[1]} versions for turn {episode.turns} of "
-      f"{episode.address}; expected one of each a token and 1 to {most} tokens."
+      f"The engine returned {sampled} tokens, {logps} log-probabilities "
+      f"and {versions} versions for turn {episode.turns} of "
+      f"{episode.address}; expected one of each a token and 1 to {limit} "
+      "tokens."
     )
   turn = episode_state.Chunk(
-    types.Author.MODEL,
-    tuple(generation.token_ids),
-    tuple(generation.logps),
-    tuple(generation.versions),
-    generation.text,
-    generation.server,
+    author=types.Author.MODEL,
+    token_ids=tuple(generation.token_ids),
+    logps=tuple(generation.logps),
+    versions=tuple(generation.versions),
+    text=generation.text,
+    server=generation.server,
   )
   return dataclasses.replace(
     episode, chunks=(*episode.chunks, turn), experts=generation.experts
@@ -229,14 +259,25 @@ def recorded(
 
 
 def _after_turn(
-  episode: episode_state.Episode, generation: types.Generation, most: int
+  episode: episode_state.Episode, generation: types.Generation, limit: int
 ) -> episode_state.Episode:
-  """Records a turn and carries out its action."""
-  episode = recorded(episode, generation)
+  """Records a turn and carries out its action.
+
+  An answer ends the episode, and a search becomes the next request. Any other
+  turn is a bad one: an error line answers it, and the policy may try again
+  while tries are left. But if a limit of the episode cut the turn off, the
+  episode lands, or is truncated.
+
+  Args:
+    episode: the state before the turn.
+    generation: the turn.
+    limit: maximum number of tokens that was requested.
+  """
+  episode = record_turn(episode, generation)
   sampled = len(generation.token_ids)
-  # A turn that its own limit ended leaves room for another one.
-  is_full = generation.finish is types.Finish.LENGTH
-  is_full = is_full and sampled != episode.config.max_turn
+  # A turn that was cut off at `max_turn` leaves room for another one.
+  is_cut = generation.finish is types.Finish.LENGTH
+  is_full = is_cut and sampled != episode.config.max_turn
 
   env = episode.environment
   match env.action(generation.text):
@@ -246,49 +287,64 @@ def _after_turn(
       return finish(episode, types.Outcome.TRUNCATED, _NO_ANSWER)
     case protocol.Action(protocol.ActionKind.SEARCH, query, tool) if query:
       if not episode.affords(tool):
-        beyond = episode.violation or not episode.stopped
-        episode = dataclasses.replace(episode, violation=beyond)
+        # A search that a rule refused (`stopped`) is not beyond the budget.
+        is_violation = episode.violation or not episode.stopped
+        episode = dataclasses.replace(episode, violation=is_violation)
         line = env.over_budget
       elif env.repeated and query in episode.queries:
         line = env.repeated
       else:
-        return _call(episode, query, env.tool(tool))
+        return _request_search(episode, query, env.tool(tool))
     case _ if env.ends_itself and not is_full:
       return finish(episode, types.Outcome.INVALID)
     case _:
       line = env.no_action
 
+  # The turn is bad; `line` answers it.
   if is_full:
-    if episode.before_landing is not None:
+    if episode.limit_before_landing is not None:
       return land(episode)
-    reason = episode.full or (
-      f"The engine stopped turn {episode.turns - 1} at {sampled} of the {most} "
-      "tokens that were left to it."
+    reason = episode.reached_limit or (
+      f"The engine stopped turn {episode.turns - 1} at {sampled} of the "
+      f"{limit} tokens that were left to it."
     )
     return finish(episode, types.Outcome.TRUNCATED, reason)
-  answered = episode.config.answered_bad_turns
-  spare = episode.left if env.turns_are_budget else answered - episode.bad_turns
-  if spare <= 0:
+  if env.turns_are_budget:
+    tries = episode.searches_left
+  else:
+    tries = episode.config.answered_bad_turns - episode.bad_turns
+  if tries <= 0:
     return finish(episode, types.Outcome.INVALID)
   episode = dataclasses.replace(episode, bad_turns=episode.bad_turns + 1)
-  return next_turn(episode, written(episode, line))
+  return next_turn(episode, environment_chunk(episode, line))
 
 
-def _call(
+def _request_search(
   episode: episode_state.Episode, argument: str, tool: tools.Tool
 ) -> episode_state.Episode:
-  """Requests a call of a tool."""
-  said = (c.text for c in episode.chunks if c.author != types.Author.PROMPT)
+  """Requests a call of a tool.
+
+  The request's context is the response so far, which retrievers that ask a
+  language model read.
+  """
+  response = "".join(
+    chunk.text
+    for chunk in episode.chunks
+    if chunk.author != types.Author.PROMPT
+  )
   query = argument
   if tool.target is not None:
     query = tool.target(argument, episode.observations)
   request = types.SearchRequest(
     query,
-    episode.config.top_k if tool.results is None else tool.results,
-    episode.question.corpus,
+    k=episode.config.top_k if tool.results is None else tool.results,
+    corpus=episode.question.corpus,
     tool=tool.name,
     context=types.SearchContext(
-      episode.address, episode.turns - 1, episode.question, "".join(said)
+      address=episode.address,
+      turn=episode.turns - 1,
+      question=episode.question,
+      text=response,
     ),
   )
   return dataclasses.replace(episode, request=request)
@@ -297,48 +353,62 @@ def _call(
 def next_turn(
   episode: episode_state.Episode,
   *chunks: episode_state.Chunk,
-  shown: tuple[types.Passage, ...] | None = None,
+  passages: tuple[types.Passage, ...] | None = None,
 ) -> episode_state.Episode:
-  """Records `chunks` and requests a turn, or truncates if there is no room.
+  """Appends `chunks` and requests a turn, or truncates if there is no room.
 
-  On truncation `chunks` are dropped, with the passages `shown` in them. So a
+  On truncation `chunks` are dropped, with the `passages` in them. So a
   trajectory never exceeds the context, and never ends with an observation that
-  the policy did not read. If only an answer has room, the episode lands,
-  without `chunks` if those would take what is kept for it.
+  the policy did not read. If only an answer has room, the episode lands; it
+  drops `chunks` if they would use the tokens kept for the answer.
+
+  Args:
+    episode: the state before `chunks`.
+    *chunks: texts that the next turn reads.
+    passages: those in `chunks` if they answer the last search; else None.
+
+  Returns:
+    The next state. It requests a turn, or is `Done`.
   """
-  told = dataclasses.replace(episode, chunks=episode.chunks + chunks)
-  if shown is not None:
-    *before, last = episode.observations
-    seen = (*before, last._replace(passages=shown))
-    told = dataclasses.replace(told, observations=seen)
-  asking = told
+  extended = dataclasses.replace(episode, chunks=episode.chunks + chunks)
+  if passages is not None:
+    *earlier, last = episode.observations
+    observations = (*earlier, last._replace(passages=passages))
+    extended = dataclasses.replace(extended, observations=observations)
+  with_line = extended
   if episode.scaffold:
-    line = written(episode, episode.budget_line)
-    asking = dataclasses.replace(told, chunks=(*told.chunks, line))
-  if episode.chunks and asking.is_spent:
-    if not asking.reads_all:
-      if shown is None:  # An empty notice: its turn was whole, not cut.
-        empty = _given(types.Author.ENVIRONMENT, "", [])
-        episode = dataclasses.replace(episode, chunks=(*episode.chunks, empty))
-      return land(episode)
-    return land(told) if shown is None else _land_before(episode, told)
-  most = asking.before_landing
-  if reason := asking.full:
+    line = environment_chunk(episode, episode.budget_line)
+    with_line = dataclasses.replace(extended, chunks=(*extended.chunks, line))
+  if episode.chunks and with_line.is_spent:
+    if with_line.reads_all:
+      if passages is None:
+        return land(extended)
+      return _land_before_passages(episode, extended)
+    if passages is None:
+      # An empty chunk marks that the last turn was complete, not cut off.
+      empty = _unsampled_chunk(types.Author.ENVIRONMENT, "", [])
+      episode = dataclasses.replace(episode, chunks=(*episode.chunks, empty))
+    return land(episode)
+  if reason := with_line.reached_limit:
     return finish(episode, types.Outcome.TRUNCATED, reason)
-  most = most if most is not None and most > 0 else asking.most_tokens
-  request = types.GenerateRequest(
-    address=asking.address,
-    turn=asking.turns,
-    token_ids=asking.context,
-    max_tokens=min(most, asking.config.max_turn or most),
-    stop=asking.environment.stops,
-    may_search=not asking.landing
-    and any(asking.affords(tool.name) for tool in asking.environment.tools),
+  limit = with_line.limit_before_landing
+  if limit is None or limit <= 0:
+    limit = with_line.turn_limit
+  can_search = any(
+    with_line.affords(tool.name) for tool in with_line.environment.tools
   )
-  return dataclasses.replace(asking, request=request)
+  request = types.GenerateRequest(
+    address=with_line.address,
+    turn=with_line.turns,
+    token_ids=with_line.context,
+    max_tokens=min(limit, with_line.config.max_turn or limit),
+    stop=with_line.environment.stops,
+    may_search=can_search and not with_line.landing,
+  )
+  return dataclasses.replace(with_line, request=request)
 
 
-def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
+def _markers(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
   """Returns the texts to neutralise in questions and passages.
 
   Otherwise a passage could forge a control token or a marker of the system.
@@ -346,33 +416,44 @@ def _unwanted(env: spec.Environment, codec: types.TextCodec) -> tuple[str, ...]:
   return (*codec.control_tokens, *env.all_markers)
 
 
-def written(episode: episode_state.Episode, text: str) -> episode_state.Chunk:
+def environment_chunk(
+  episode: episode_state.Episode, text: str
+) -> episode_state.Chunk:
   """Returns a text of the environment as a chunk."""
   ids = episode.codec.encode(text)
-  return _given(types.Author.ENVIRONMENT, text, ids)
+  return _unsampled_chunk(types.Author.ENVIRONMENT, text, ids)
 
 
-def _given(
+def _unsampled_chunk(
   author: types.Author, text: str, ids: list[int]
 ) -> episode_state.Chunk:
   """Returns a chunk of tokens that the policy did not sample."""
   return episode_state.Chunk(
-    author, tuple(ids), (0.0,) * len(ids), (-1,) * len(ids), text
+    author,
+    token_ids=tuple(ids),
+    logps=(0.0,) * len(ids),
+    versions=(-1,) * len(ids),
+    text=text,
   )
 
 
-def without(
+def charge_discarded_turn(
   waiting: episode_state.Episode, turn: types.Generation
 ) -> episode_state.Episode:
-  """Returns the episode charged for a turn that is discarded."""
-  asked = waiting.request
-  assert isinstance(asked, types.GenerateRequest)
-  spent = waiting.aside
+  """Charges an episode for a turn that is discarded.
+
+  Args:
+    waiting: the episode before the turn.
+    turn: the sampled turn; it is not added to the chunks.
+  """
+  request = waiting.request
+  assert isinstance(request, types.GenerateRequest)
+  spent = waiting.discarded
   return dataclasses.replace(
     waiting,
-    aside=spent._replace(
-      written=spent.written + len(turn.token_ids),
-      read=spent.read + len(asked.token_ids),
+    discarded=spent._replace(
+      written_tokens=spent.written_tokens + len(turn.token_ids),
+      read_tokens=spent.read_tokens + len(request.token_ids),
     ),
   )
 
@@ -383,7 +464,7 @@ def finish(
   """Ends an episode with its trajectory.
 
   Args:
-    episode: what was played.
+    episode: the episode so far.
     outcome: how it ends.
     reason: why, if it failed or was truncated.
   """

@@ -1,10 +1,17 @@
 """The state of an episode, and the requests and events that advance it.
 
-An episode is a sequence of chunks. A chunk is what one author wrote at once:
-the sampled ids of a turn, or the ids of a text of the environment. Sampled ids
-are never encoded again. Tokens, authors and spans all derive from the chunks,
-and so does what the episode may still spend, and keeps for its answer. Seconds
-are the driver's.
+An episode is a sequence of chunks. A chunk holds the tokens that one author
+wrote at once: the sampled ids of a turn, or the ids of an environment text.
+Sampled ids are never encoded again. Tokens, authors and spans all derive from
+the chunks, and so do the spent and the remaining budget. Only seconds do not:
+the driver measures them.
+
+**Landing.** An episode lands when it is asked for its answer before a limit
+stops it. Each limit (the configuration's tokens, the budget's tokens, its
+dollars) therefore keeps a reserve that pays for one last turn. Before a turn,
+the episode compares what it may still write (`limit_before_landing`) with its
+shortest turn so far; if that turn would use the reserve, the episode lands.
+docs/budgets.md has the rules for users.
 """
 
 from __future__ import annotations
@@ -22,18 +29,24 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol, spec, units
 from anysearch_jax.policy import experts as experts_lib
 
-# Tokens of an answer where `episode.answer_room` does not say.
-_ANSWER = 128
-# The largest share of a cap that is then kept. The same share of a cap on
-# seconds is, see `driver.LANDING`.
-_SHARE = 4
+# Tokens kept for the answer if `episode.answer_room` is 0, but at most the cap
+# divided by `_RESERVE_DIVISOR`, so that small caps leave most tokens to search.
+# `driver.LANDING` keeps the same quarter of a cap on seconds.
+_ANSWER_TOKENS = 128
+_RESERVE_DIVISOR = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
   """Tokens that one author wrote at once, and their text.
 
-  server: see `types.Generation`.
+  Attributes:
+    author: the prompt, the model or the environment.
+    token_ids: `T` ids.
+    logps: their log-probabilities; 0 unless the model sampled them.
+    versions: policy version that sampled each; -1 unless the model did.
+    text: what the ids decode to.
+    server: address of the server that sampled them, see `types.Generation`.
   """
 
   author: types.Author
@@ -45,22 +58,36 @@ class Chunk:
 
 
 def call_tokens(turn: Chunk, opens: str, codec: types.TextCodec) -> int:
-  """Returns the number of last tokens of a turn that hold its call.
+  """Returns the number of tokens at the end of a turn that hold its call.
 
-  They are the fewest whose text has the opening mark `opens`, of which the last
-  occurrence counts; all without one.
+  The call is the shortest suffix of the ids whose text contains the opening
+  mark. The mark's tokens are unknown, because a policy may spell it with any
+  tokens, so a binary search decodes suffixes.
+
+  Args:
+    turn: the turn that calls a tool.
+    opens: the tool's opening mark; its last occurrence counts.
+    codec: decodes the ids.
+
+  Returns:
+    The length of that suffix; the whole turn's length without a mark.
   """
 
-  def has(count: int) -> bool:
+  def has_mark(count: int) -> bool:
     return opens in codec.decode(turn.token_ids[-count:])
 
-  few, many = 0, len(turn.token_ids)
-  if not has(many):
-    return many
-  while many - few > 1:
-    middle = (few + many) // 2
-    few, many = (few, middle) if has(middle) else (middle, many)
-  return many
+  # The shortest suffix is longer than `too_short`, at most `long_enough`.
+  too_short = 0
+  long_enough = len(turn.token_ids)
+  if not has_mark(long_enough):
+    return long_enough
+  while long_enough - too_short > 1:
+    middle = (too_short + long_enough) // 2
+    if has_mark(middle):
+      long_enough = middle
+    else:
+      too_short = middle
+  return long_enough
 
 
 class Done(NamedTuple):
@@ -81,17 +108,18 @@ class Failure(NamedTuple):
   reason: str
 
 
-class Aside(NamedTuple):
-  """What an episode spent on turns and searches that are not in its chunks.
+class Spending(NamedTuple):
+  """What turns and searches cost.
 
-  searches: number of searches charged.
-  written: number of tokens of turns that were sampled and discarded.
-  read: total length of the contexts of those turns, in tokens.
+  Attributes:
+    searches: number of searches.
+    written_tokens: tokens of the turns.
+    read_tokens: total length of the contexts of the turns, in tokens.
   """
 
   searches: int = 0
-  written: int = 0
-  read: int = 0
+  written_tokens: int = 0
+  read_tokens: int = 0
 
 
 Request = types.GenerateRequest | types.SearchRequest | Done
@@ -99,10 +127,10 @@ Event = types.Generation | Retrieved | Failure
 
 
 def priced(budget: budgets.Budget, env: spec.Environment) -> budgets.Budget:
-  """Returns a budget of dollars with the prices of the environment's tools.
+  """Returns a dollar budget with the prices of the environment's tools.
 
   Raises:
-    ValueError: it has dollars, and nothing has a price.
+    ValueError: the budget is in dollars, and nothing has a price.
   """
   if budget.dollars == math.inf:
     return budget
@@ -121,17 +149,24 @@ class Episode:
   """The history of an episode and the request that it waits for.
 
   Attributes:
+    address: identifies the episode and seeds its draws.
+    question: the question to answer.
+    budget: number of searches allowed.
+    scaffold: whether the budget is stated before every turn (Phase I).
+    config: the limits of turns and contexts.
+    codec: encodes and decodes texts.
     environment: its texts, and how turns are parsed.
     chunks: prompt, turns and environment texts in order.
-    observations: what each charged query showed.
+    observations: the passages that each charged query showed.
     bad_turns: number of turns that were answered with an error line.
     violation: whether the policy tried to search beyond its budget.
     landing: whether the next turn is the last one, for the answer alone.
-    caps: what else the episode may spend, without a cap on searches.
-    elapsed: seconds since it began; the driver sets it if they are capped.
+    caps: the budget's caps on tokens, dollars and seconds.
+    elapsed: seconds since the start; the driver sets it if seconds are capped.
     stopped: whether further searches are refused as if the budget were used up.
-    aside: what was spent besides.
-    memory: what the environment's own `step` keeps; None without one.
+    discarded: charged for turns and searches that are not in `chunks`, because
+      the environment's own `step` discarded them.
+    memory: state of the environment's own `step`; None without one.
     request: the request that the episode waits for; None only inside `start`.
     experts: those of the newest turn, see `types.Generation`.
   """
@@ -151,7 +186,7 @@ class Episode:
   caps: budgets.Budget = budgets.NO_CAPS
   elapsed: float = 0.0
   stopped: bool = False
-  aside: Aside = Aside()
+  discarded: Spending = Spending()
   memory: Any = None
   request: Request | None = None
   experts: np.ndarray | None = dataclasses.field(
@@ -161,24 +196,31 @@ class Episode:
   @property
   def queries(self) -> tuple[str, ...]:
     """The charged queries."""
-    return tuple(each.argument for each in self.observations)
+    return tuple(observation.argument for observation in self.observations)
 
   @property
-  def used(self) -> int:
+  def searches_used(self) -> int:
     """Number of searches charged."""
-    return len(self.observations) + self.aside.searches
+    return len(self.observations) + self.discarded.searches
 
   @property
-  def left(self) -> int:
+  def searches_left(self) -> int:
     """Number of searches that the budget still allows."""
-    lost = self.bad_turns if self.environment.turns_are_budget else 0
-    return 0 if self.stopped else self.budget - self.used - lost
+    if self.stopped:
+      return 0
+    spent = self.searches_used
+    if self.environment.turns_are_budget:
+      spent += self.bad_turns
+    return self.budget - spent
 
   @property
   def turn_lengths(self) -> list[int]:
     """Number of tokens of each turn that the model has taken."""
-    by_model = (c for c in self.chunks if c.author is types.Author.MODEL)
-    return [len(chunk.token_ids) for chunk in by_model]
+    return [
+      len(chunk.token_ids)
+      for chunk in self.chunks
+      if chunk.author is types.Author.MODEL
+    ]
 
   @property
   def turns(self) -> int:
@@ -197,106 +239,116 @@ class Episode:
     return sum(len(chunk.token_ids) for chunk in self.chunks)
 
   @property
-  def written(self) -> int:
-    """Number of tokens that the model wrote, with those of discarded turns."""
-    return sum(self.turn_lengths) + self.aside.written
+  def written_tokens(self) -> int:
+    """Number of tokens that the model wrote, discarded turns included."""
+    return sum(self.turn_lengths) + self.discarded.written_tokens
 
   @property
   def token_cap(self) -> int:
-    """The cap on `written`: the budget's, or `max_generated` if it is less."""
+    """The cap on `written_tokens`: the budget's or a lower `max_generated`."""
     return min(self.caps.tokens, self.config.max_generated)
 
   @property
-  def read(self) -> int:
+  def read_tokens(self) -> int:
     """Total length of the contexts of all turns, as an API bills input."""
-    total = length = 0
+    billed = 0
+    context_length = 0
     for chunk in self.chunks:
       if chunk.author is types.Author.MODEL:
-        total += length
-      length += len(chunk.token_ids)
-    return total + self.aside.read
+        billed += context_length
+      context_length += len(chunk.token_ids)
+    return billed + self.discarded.read_tokens
 
   @property
   def budget_line(self) -> str:
     """The text before the next turn while the scaffold is on."""
     env = self.environment
     # After a refusal the budget is stated as used up.
-    ended = self.stopped and self.budget < budgets.UNCAPPED
-    made = self.budget if ended else self.used
-    line = env.before_turn(self.budget, made)
+    is_refused = self.stopped and self.budget < budgets.UNCAPPED
+    searches = self.budget if is_refused else self.searches_used
+    line = env.before_turn(self.budget, searches)
     if not self.caps.units or not env.states_caps:
       return line
-    used = {
-      "tokens": self.written,
+    spent = {
+      "tokens": self.written_tokens,
       "dollars": self.cost(),
       "seconds": self.elapsed,
     }
-    return units.state_remaining(line, env.units, self.caps, used)
+    return units.state_remaining(line, env.units, self.caps, spent)
 
   @property
-  def most_tokens(self) -> int:
+  def turn_limit(self) -> int:
     """Limit on the tokens of the next turn; may be <= 0.
 
     Three limits bound them: the configuration's (`max_generated`,
-    `max_context`), the budget's cap on tokens, and what its dollars still buy.
+    `max_context`), the budget's cap on tokens, and the budget's dollars.
     """
-    return min(self._configured, self._capped, self._affordable())
+    return min(self._configured_tokens, self._capped_tokens, self._affordable())
 
   @property
-  def before_landing(self) -> int | None:
+  def limit_before_landing(self) -> int | None:
     """Limit on the tokens of a turn after which the episode can still land.
 
-    It can while each limit has just enough left for an answer. None if nothing
-    is kept for the answer, or it is being asked for; a number of 0 or below if
+    It can land while each limit leaves enough tokens for an answer. None if no
+    limit keeps a reserve, or if the answer is being asked for; 0 or below if
     the episode must land now.
     """
-    caps, kept = self.caps, self._reserve
+    caps = self.caps
     limits = []
-    if kept:
-      limits.append(self._configured - kept)
+    if self._reserve:
+      limits.append(self._configured_tokens - self._reserve)
     if not self.landing:
       if caps.tokens < budgets.UNCAPPED and self.environment.keeps_room:
-        limits.append(self._capped - self._answer(caps.tokens))
+        limits.append(self._capped_tokens - self._answer_tokens(caps.tokens))
       if caps.dollars < math.inf:
         limits.append(self._affordable(lands=True))
-    return min([*limits, self.most_tokens]) if limits else None
+    return min([*limits, self.turn_limit]) if limits else None
 
   @property
   def is_spent(self) -> bool:
     """Whether the next turn has to be the answer.
 
-    It has if a turn as short as the episode's shortest would take what is kept
-    for the answer. Before the first turn nothing is known of its length.
+    It has to if even a turn as short as the shortest one so far would use the
+    reserve. Before the first turn, any room at all suffices.
     """
-    most = self.before_landing
-    return most is not None and most < min(self.turn_lengths, default=1)
+    limit = self.limit_before_landing
+    return limit is not None and limit < min(self.turn_lengths, default=1)
 
   @property
   def reads_all(self) -> bool:
     """Whether an episode that lands can still read all of its context."""
-    limits = [self._configured - max(self._reserve, self._line)]
+    limits = [self._configured_tokens - max(self._reserve, self._line_tokens)]
     if self.caps.dollars < math.inf:
       limits.append(self._affordable(lands=True))
-    return min(limits) > 0 and self._capped > 0
+    return min(limits) > 0 and self._capped_tokens > 0
 
   def affords(self, tool: str) -> bool:
-    """Returns whether the budget has a call of a tool left, and an answer."""
-    if self.left <= 0 or self.caps.dollars == math.inf:
-      return self.left > 0
-    return self.cost(tool, **self._landing) <= self.caps.dollars
+    """Returns whether the budget pays for a call of a tool and an answer."""
+    if self.searches_left <= 0:
+      return False
+    if self.caps.dollars == math.inf:
+      return True
+    landing = self._landing_cost
+    dollars = self.cost(
+      tool,
+      read_tokens=landing.read_tokens,
+      written_tokens=landing.written_tokens,
+    )
+    return dollars <= self.caps.dollars
 
   @property
   def _reserve(self) -> int:
-    """Returns the tokens that turns leave free for `land` by configuration."""
+    """Tokens that turns leave free for landing, by `episode.answer_room`."""
     if not self.config.answer_room or self.landing:
       return 0
-    return self.config.answer_room + self._line
+    return self.config.answer_room + self._line_tokens
 
   @property
-  def full(self) -> str:
+  def reached_limit(self) -> str:
     """The limit that leaves no room for a token, "" if there is room."""
-    config, caps = self.config, self.caps
-    if self.written >= config.max_generated:
+    config = self.config
+    caps = self.caps
+    if self.written_tokens >= config.max_generated:
       return (
         f"The model wrote all of its {config.max_generated} tokens "
         "(max_generated)."
@@ -306,7 +358,7 @@ class Episode:
         f"The context of {config.max_context} tokens has no room to write "
         f"after {self.tokens} (max_context)."
       )
-    if self._capped <= 0:
+    if self._capped_tokens <= 0:
       return f"The model wrote all of the {caps.tokens} tokens of its budget."
     if self._affordable() <= 0:
       return (
@@ -316,15 +368,17 @@ class Episode:
     return ""
 
   @property
-  def _configured(self) -> int:
+  def _configured_tokens(self) -> int:
+    """Tokens that the configuration still allows the model to write."""
     return min(
-      self.config.max_generated - self.written,
+      self.config.max_generated - self.written_tokens,
       self.config.max_context - self.tokens,
     )
 
   @property
-  def _capped(self) -> int:
-    return self.caps.tokens - self.written
+  def _capped_tokens(self) -> int:
+    """Tokens that the budget's cap still allows the model to write."""
+    return self.caps.tokens - self.written_tokens
 
   def _affordable(self, *, lands: bool = False) -> int:
     """Returns the tokens of a turn that the budget's dollars pay for.
@@ -334,66 +388,81 @@ class Episode:
     caps = self.caps
     if caps.dollars == math.inf:
       return budgets.UNCAPPED
-    # A landing after the turn reads the turn's tokens too.
-    after = self._landing if lands else {"read": 0, "written": 0}
-    read = after["read"] + self.tokens
+    landing = self._landing_cost if lands else Spending()
 
-    def cost(tokens: int) -> float:
+    def dollars(tokens: int) -> float:
+      read_tokens = self.tokens + landing.read_tokens
+      if lands:
+        read_tokens += tokens  # The answer's turn reads this turn's tokens.
       return self.cost(
-        read=read + (tokens if lands else 0), written=after["written"] + tokens
+        read_tokens=read_tokens, written_tokens=landing.written_tokens + tokens
       )
 
-    each = caps.prices.output + (caps.prices.input if lands else 0)
-    if cost(1) > caps.dollars:
+    token_price = caps.prices.output + (caps.prices.input if lands else 0)
+    if dollars(1) > caps.dollars:
       return 0
-    if not each:
+    if not token_price:
       return budgets.UNCAPPED
-    tokens = int((caps.dollars - cost(0)) * 1e6 / each) + 1
+    # Prices are per million tokens.
+    tokens = int((caps.dollars - dollars(0)) * 1e6 / token_price) + 1
     # Rounding must not buy a token too many.
-    while cost(tokens) > caps.dollars:
+    while dollars(tokens) > caps.dollars:
       tokens -= 1
     return tokens
 
   @property
-  def _landing(self) -> dict[str, int]:
-    """Returns what landing now reads and writes."""
+  def _landing_cost(self) -> Spending:
+    """The tokens that landing now reads and writes."""
     price = self.caps.prices.output
-    most = self.caps.dollars * 1e6 / price if price else math.inf
-    return {
-      "read": self.tokens + self._line,
-      "written": self._answer(most) if price else 0,
-    }
+    answer_tokens = 0
+    if price:
+      answer_tokens = self._answer_tokens(self.caps.dollars * 1e6 / price)
+    return Spending(
+      read_tokens=self.tokens + self._line_tokens,
+      written_tokens=answer_tokens,
+    )
 
-  def _answer(self, cap: float) -> int:
-    """Returns the tokens kept for an answer where `cap` may be written."""
+  def _answer_tokens(self, cap: float) -> int:
+    """Returns the tokens kept for an answer if `cap` tokens may be written."""
     if room := self.config.answer_room:
       return max(1, int(min(room, cap // 2)))
-    return max(1, int(min(_ANSWER, cap // _SHARE)))
+    return max(1, int(min(_ANSWER_TOKENS, cap // _RESERVE_DIVISOR)))
 
   @property
-  def _line(self) -> int:
-    """Returns the length of the texts that ask for the answer, in tokens."""
+  def _line_tokens(self) -> int:
+    """Length of the texts that ask for the answer, in tokens."""
     line = self.environment.over_budget
     if self.scaffold:
       line += self.budget_line
     return len(self.codec.encode(line))
 
-  def cost(self, *calls: str, read: int = 0, written: int = 0) -> float:
-    """Returns the dollars spent, with these calls and tokens more."""
+  def cost(
+    self, *calls: str, read_tokens: int = 0, written_tokens: int = 0
+  ) -> float:
+    """Returns the dollars spent so far, and on the calls and tokens given.
+
+    Args:
+      *calls: names of tools that would be called.
+      read_tokens: tokens that would be read.
+      written_tokens: tokens that would be written.
+    """
+    charged = [observation.tool for observation in self.observations]
+    charged += [protocol.SEARCH] * self.discarded.searches
     return self.caps.prices.of_calls(
-      [
-        *(each.tool for each in self.observations),
-        *[protocol.SEARCH] * self.aside.searches,
-        *calls,
-      ],
-      input_tokens=self.read + read,
-      output_tokens=self.written + written,
+      [*charged, *calls],
+      input_tokens=self.read_tokens + read_tokens,
+      output_tokens=self.written_tokens + written_tokens,
     )
 
   def trajectory(
     self, outcome: types.Outcome, reason: str = ""
   ) -> types.Trajectory:
-    """Returns the trajectory of an episode that ends now."""
+    """Returns the trajectory of an episode that ends now.
+
+    Args:
+      outcome: how the episode ends.
+      reason: why, if it failed or was truncated.
+    """
     chunks = self.chunks
     lengths = [len(chunk.token_ids) for chunk in chunks]
 
@@ -401,40 +470,44 @@ class Episode:
       joined = itertools.chain.from_iterable(values)
       return np.fromiter(joined, dtype, count=sum(lengths))
 
-    chosen = self.experts
-    if chosen is not None:
-      # Nobody computed the tokens after the newest turn.
-      rest = experts_lib.unrecorded(sum(lengths) - len(chosen), chosen)
-      chosen = np.concatenate([chosen, rest])
+    experts = self.experts
+    if experts is not None:
+      # The engine never computed the tokens after the newest turn.
+      uncomputed = experts_lib.unrecorded(sum(lengths) - len(experts), experts)
+      experts = np.concatenate([experts, uncomputed])
     authors = np.array([chunk.author for chunk in chunks], np.int8)
     turns = np.flatnonzero(authors == types.Author.MODEL)
-    served = any(chunk.server for chunk in chunks)
-    ends = np.cumsum(lengths, dtype=int)[turns] - 1
+    turn_ends = np.cumsum(lengths, dtype=int)[turns] - 1
+    servers: tuple[str, ...] = ()
+    if any(chunk.server for chunk in chunks):
+      servers = tuple(chunks[turn].server for turn in turns)
     return types.Trajectory(
       address=self.address,
       question=self.question,
       budget=self.budget,
       scaffold=self.scaffold,
-      token_ids=flat((c.token_ids for c in chunks), np.int32),
+      token_ids=flat((chunk.token_ids for chunk in chunks), np.int32),
       authors=np.repeat(authors, lengths),
-      logps=flat((c.logps for c in chunks), np.float32),
-      versions=flat((c.versions for c in chunks), np.int32),
+      logps=flat((chunk.logps for chunk in chunks), np.float32),
+      versions=flat((chunk.versions for chunk in chunks), np.int32),
       spans=tuple(
-        types.Span(c.author, c.text)
-        for c in chunks
-        if c.author is not types.Author.PROMPT
+        types.Span(chunk.author, chunk.text)
+        for chunk in chunks
+        if chunk.author is not types.Author.PROMPT
       ),
-      searches=self.used,
+      searches=self.searches_used,
       queries=self.queries,
       violation=self.violation,
       outcome=outcome,
       reason=reason,
       observations=self.observations,
-      search_ends=tuple(int(ends[each.turn]) for each in self.observations),
+      search_ends=tuple(
+        int(turn_ends[observation.turn]) for observation in self.observations
+      ),
       caps=self.caps,
       seconds=self.elapsed,
-      discarded_tokens=self.aside.written,
-      discarded_input=self.aside.read,
-      servers=tuple(chunks[turn].server for turn in turns) if served else (),
-      experts=chosen,
+      discarded_tokens=self.discarded.written_tokens,
+      discarded_input=self.discarded.read_tokens,
+      servers=servers,
+      experts=experts,
     )

@@ -2,8 +2,7 @@
 
 Queries that episodes ask in the same iteration of the event loop are sent as
 one batch. A query that is already in flight is not sent again, and answers are
-cached. Where a policy has several tools, `Toolbox` passes each call on to the
-retriever of its tool.
+cached. `tool_retrievers` passes calls of several tools on to their retrievers.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
@@ -21,11 +19,10 @@ from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import settings
-from anysearch_jax.environment import protocol, tools
-from anysearch_jax.host import counting, json_files, loop, turns
+from anysearch_jax.host import counting, loop, turns
 
-_COUNTS = (
+# The counters that become metrics as they are.
+_COUNTED = (
   "searches",
   "cache_hits",
   "deduplicated",
@@ -34,13 +31,6 @@ _COUNTS = (
   "left_out",
   "cut_passages",
 )
-# Passages among which a page is looked for.
-_DEPTH = 20
-_NUMBER = re.compile(r"\d+")
-_DIGITS = 40  # Of the longest number in an id that is ordered by its value.
-
-_DEFAULTS = config_lib.SearchConfig()
-
 Answer = Sequence[types.Passage] | Exception
 
 
@@ -48,9 +38,14 @@ Answer = Sequence[types.Passage] | Exception
 class _Query:
   """One query without an answer.
 
-  answer: what its waiters wait for. waiters: number of searches that do.
-  call, batch: the call that it is in, and that call's queries.
-  turn: whether it still waits to be sent.
+  Attributes:
+    key: the key of its answer in the cache.
+    request: the first request for it.
+    answer: set once the retriever answers.
+    waiters: number of searches that wait for the answer.
+    call: the call that it was sent in; None until then.
+    batch: the queries of that call.
+    turn: the limit that stands still until the query is sent.
   """
 
   key: Hashable
@@ -73,8 +68,14 @@ class BatchingRetriever:
       `types.ContextualRetriever` are cached by its `context_key` too.
     config: sizes of batches, cache and passages.
 
+  A search goes through three states: its answer is cached, or its query is open
+  (another search asked it first), or it opens a query. Open queries wait until
+  the event loop has run every episode that is ready; then calls take them in
+  batches, at most `config.concurrency` calls at a time. So batches fill up by
+  themselves under load, and a lone query is sent without delay.
+
   The deadline of a search (`turns.Limit`) stands still until its query is sent.
-  A failure is raised for every episode that waits for the query and is not
+  A failure is raised in every episode that waits for the query; it is not
   cached. Cancelling one waiter does not affect the others; a call is cancelled
   when none of its queries has a waiter.
 
@@ -84,9 +85,9 @@ class BatchingRetriever:
       `batches` and `batched_queries` (sent), `failures` (of sent queries;
       `failed_late` and so on by `RetrievalError.why`), `call_seconds` (summed
       over batches), `left_out` (queries that a pipeline answered without an
-      optional stage), and `cut_passages` (longer than `config` allows). After
-      `source/` are those of the retriever, such as the `cost` of a search
-      engine.
+      optional stage), and `cut_passages` (longer than `config` allows). Names
+      that begin with `source/` are the retriever's own counters, such as the
+      `cost` of a search engine.
   """
 
   def __init__(
@@ -107,27 +108,30 @@ class BatchingRetriever:
     )
     # If the retriever cannot batch, send queries individually with the same
     # total concurrency.
-    self._size = 1
-    self._most_calls = config.batch * config.concurrency
-    self._ask: Callable[..., Coroutine[Any, Any, Sequence[Answer]]] = (
-      self._alone
+    self._batch_size = 1
+    self._max_calls = config.batch * config.concurrency
+    self._search_many: Callable[..., Coroutine[Any, Any, Sequence[Answer]]] = (
+      self._search_one
     )
     if isinstance(retriever, types.BatchRetriever):
-      self._size = config.batch
-      self._most_calls = config.concurrency
-      self._ask = retriever.search_many
+      self._batch_size = config.batch
+      self._max_calls = config.concurrency
+      self._search_many = retriever.search_many
+    # Least recently used first.
     self._cache: collections.OrderedDict[Hashable, tuple] = (
       collections.OrderedDict()
     )
     # Queries without an answer, and those of them that belong to no call yet.
     self._open: dict[Hashable, _Query] = {}
-    self._waiting: dict[Hashable, _Query] = {}
+    self._unsent: dict[Hashable, _Query] = {}
     self._calls = 0
     self._is_starting = False
     self.counters: Counter[str] = Counter()
-    self._said = 0, time.monotonic()  # Queries that `waits` knew, and when.
-    # What the retriever had counted when it was last asked.
-    self._counted: Counter[str] = Counter(counting.counters(retriever))
+    # Number of sent queries and the time at the last `waits`.
+    self._reported_queries = 0
+    self._reported_time = time.monotonic()
+    # The retriever's counters after the last call.
+    self._source_counters: Counter[str] = Counter(counting.counters(retriever))
 
   async def search(
     self, request: types.SearchRequest
@@ -151,12 +155,13 @@ class BatchingRetriever:
     if query is None:
       future = asyncio.get_running_loop().create_future()
       query = _Query(key, request, future)
-      self._open[key] = self._waiting[key] = query
+      self._open[key] = query
+      self._unsent[key] = query
       if not self._is_starting:
-        # Later, when every episode that runs in this iteration of the event
-        # loop has added its query to the batch.
+        # Start later, when every episode that runs in this iteration of the
+        # event loop has added its query to the batch.
         self._is_starting = True
-        asyncio.get_running_loop().call_soon(self._start)
+        asyncio.get_running_loop().call_soon(self._start_calls)
     else:
       self.counters["deduplicated"] += 1
     query.waiters += 1
@@ -170,25 +175,26 @@ class BatchingRetriever:
         self._abandon(query)
 
   def waits(self) -> str:
-    """Returns what a progress line says of queries that wait to be sent."""
+    """Returns the part of a progress line about queries that are not sent."""
     queued = sum(query.turn.waits > 0 for query in list(self._open.values()))
     sent = self.counters["batched_queries"]
     now = time.monotonic()
-    (before, then) = self._said
-    self._said = (sent, now)
-    rate = (sent - before) / max(now - then, 1e-9)
+    seconds = max(now - self._reported_time, 1e-9)
+    rate = (sent - self._reported_queries) / seconds
+    self._reported_queries = sent
+    self._reported_time = now
     if not queued:
       return ""
     return f"waits for search: {queued} queries queued, {rate:.1f}/s"
 
-  def _start(self) -> None:
-    """Calls the retriever for waiting queries, up to the concurrency limit."""
+  def _start_calls(self) -> None:
+    """Calls the retriever for unsent queries, up to the concurrency limit."""
     self._is_starting = False
-    while self._waiting and self._calls < self._most_calls:
-      keys = list(itertools.islice(self._waiting, self._size))
-      batch = [self._waiting.pop(key) for key in keys]
+    while self._unsent and self._calls < self._max_calls:
+      keys = list(itertools.islice(self._unsent, self._batch_size))
+      batch = [self._unsent.pop(key) for key in keys]
       call = asyncio.get_running_loop().create_task(
-        self._ask([query.request for query in batch]),
+        self._search_many([query.request for query in batch]),
         context=turns.of_work(tuple(query.turn for query in batch)),
       )
       # A task without a strong reference may be garbage-collected, see
@@ -199,78 +205,87 @@ class BatchingRetriever:
         query.turn.wait(-1)
       self._calls += 1
       call.add_done_callback(
-        functools.partial(self._finish, batch, time.perf_counter())
+        functools.partial(self._finish_call, batch, time.perf_counter())
       )
 
-  async def _alone(self, requests: Sequence[types.SearchRequest]) -> Any:
+  async def _search_one(self, requests: Sequence[types.SearchRequest]) -> Any:
     return [await self._retriever.search(requests[0])]
 
-  def _finish(
+  def _finish_call(
     self, batch: Sequence[_Query], started: float, call: asyncio.Task
   ) -> None:
-    """Settles the queries of a call that has ended, and starts others."""
-    gone = types.RetrievalError("The retriever gave the search up.")
-    found: Sequence[Answer]
+    """Settles the queries of a call that has ended, and starts other calls."""
+    cancelled = types.RetrievalError("The retriever gave the search up.")
+    answers: Sequence[Answer]
     try:
-      found = call.result()
-      if len(found) != len(batch):
+      answers = call.result()
+      if len(answers) != len(batch):
         raise types.RetrievalError(
-          f"Found {len(found)} answers to {len(batch)} queries, expected one "
+          f"Found {len(answers)} answers to {len(batch)} queries, expected one "
           "for each."
         )
     # Bugs are caught too: `search` raises them in the episodes that wait.
     except Exception as error:
-      found = [error] * len(batch)
+      answers = [error] * len(batch)
     # Cancelled by the last waiter, by the retriever, or as the process ends.
     except BaseException:
-      found = [gone] * len(batch)
-    for query, answer in zip(batch, found, strict=True):
-      self._settle(query, answer, failed=answer is not gone)
-    self._count(len(batch), time.perf_counter() - started)
+      answers = [cancelled] * len(batch)
+    for query, answer in zip(batch, answers, strict=True):
+      self._settle(query, answer, counts=answer is not cancelled)
+    self._count_call(len(batch), time.perf_counter() - started)
     self._calls -= 1
-    self._start()
+    self._start_calls()
 
-  def _settle(self, query: _Query, answer: Answer, *, failed: bool) -> None:
-    """Caches an answer, and gives it or the exception to all waiters."""
+  def _settle(self, query: _Query, answer: Answer, *, counts: bool) -> None:
+    """Caches an answer, and passes it or the exception to all waiters.
+
+    Args:
+      query: the query that is answered.
+      answer: its passages, or why there are none.
+      counts: whether an exception counts as a failure.
+    """
     if self._open.get(query.key) is query:
       del self._open[query.key]
     if isinstance(answer, Exception):
-      self.counters["failures"] += failed
+      failures = 1 if counts else 0
       why = getattr(answer, "why", "other")
-      self.counters[f"failed_{why}"] += failed
+      self.counters["failures"] += failures
+      self.counters[f"failed_{why}"] += failures
       if query.waiters:
         query.answer.set_exception(answer)
       return
-    kept = self._cache[query.key] = self._cut(answer)
+    passages = self._truncated(answer)
+    self._cache[query.key] = passages
     while len(self._cache) > self._config.cache:
       self._cache.popitem(last=False)
-    query.answer.set_result(kept)
+    query.answer.set_result(passages)
 
   def _abandon(self, query: _Query) -> None:
     """Cancels the call of a query without waiters if no other query has any."""
     if query.call is None:
-      del self._open[query.key], self._waiting[query.key]
-    elif not any(other.waiters for other in query.batch):
-      for other in query.batch:
+      del self._open[query.key]
+      del self._unsent[query.key]
+    elif not any(sibling.waiters for sibling in query.batch):
+      for sibling in query.batch:
         # From now on the same query starts a new call.
-        self._open.pop(other.key, None)
+        self._open.pop(sibling.key, None)
       query.call.cancel()
 
-  def _count(self, queries: int, seconds: float) -> None:
-    """Counts a call, and what the retriever has counted since the last one."""
-    now = Counter(counting.counters(self._retriever))
-    for name, value in now.items():
-      more = value - self._counted[name]
-      self.counters[f"source/{name}"] += more
+  def _count_call(self, queries: int, seconds: float) -> None:
+    """Counts a call, and adds the increase of the retriever's counters."""
+    source_counters = Counter(counting.counters(self._retriever))
+    for name, value in source_counters.items():
+      increase = value - self._source_counters[name]
+      self.counters[f"source/{name}"] += increase
       if name.rpartition("/")[2] == "left_out":
         # Of a pipeline: queries that went on without an optional stage.
-        self.counters["left_out"] += more
-    self._counted = now
+        self.counters["left_out"] += increase
+    self._source_counters = source_counters
     self.counters["batches"] += 1
     self.counters["batched_queries"] += queries
     self.counters["call_seconds"] += seconds  # type: ignore[assignment]  # A float.
 
-  def _cut(
+  def _truncated(
     self, passages: Sequence[types.Passage]
   ) -> tuple[types.Passage, ...]:
     """Cuts passages to the sizes that `config` allows.
@@ -278,28 +293,34 @@ class BatchingRetriever:
     Encoding ten million characters takes 20 seconds and 2 GB, and no context
     has room for them.
     """
-    kept = []
-    left = self._config.answer_characters
+    truncated = []
+    remaining = self._config.answer_characters
     longest = self._config.passage_characters
     for passage in passages:
-      most = min(left, longest)
+      limit = min(remaining, longest)
       size = len(passage.title) + len(passage.text)
-      if size > most or len(passage.id) > longest:
+      if size > limit or len(passage.id) > longest:
         self.counters["cut_passages"] += 1
-        title = passage.title[:most]
-        text = passage.text[: most - len(title)]
+        title = passage.title[:limit]
+        text = passage.text[: limit - len(title)]
         passage = dataclasses.replace(
           passage, id=passage.id[:longest], title=title, text=text
         )
-      left -= min(size, most)
-      kept.append(passage)
-    return tuple(kept)
+      remaining -= min(size, limit)
+      truncated.append(passage)
+    return tuple(truncated)
 
 
 def attach(part: object, engine: types.Engine, codec: types.TextCodec) -> None:
-  """Passes the policy's engine to a retriever, or a part of one, that uses it.
+  """Passes the policy's engine to a retriever that uses it.
 
-  Whatever plays episodes calls this before the first search.
+  The code that plays episodes calls this before the first search.
+
+  Args:
+    part: a retriever, or a part of one; ignored unless it is a
+      `types.EngineUser`.
+    engine: samples the policy.
+    codec: the text side of the policy's tokenizer.
   """
   if isinstance(part, types.EngineUser):
     part.attach(engine, codec)
@@ -314,104 +335,12 @@ def metrics(counters: Mapping[str, float]) -> dict[str, float]:
     seconds per batch; after `source/`, what the retriever counted. A ratio with
     denominator 0 is 0.
   """
-  count = Counter(counters)
-  source = (name for name in count if name.startswith(("source/", "failed_")))
-  batches = max(count["batches"], 1)
-  return {
-    **{f"search/{name}": float(count[name]) for name in (*_COUNTS, *source)},
-    "search/hit_rate": count["cache_hits"] / max(count["searches"], 1),
-    "search/queries_a_batch": count["batched_queries"] / batches,
-    "search/seconds_a_batch": count["call_seconds"] / batches,
-  }
-
-
-class Toolbox:
-  """Passes each request to its tool's retriever.
-
-  The requests of a tool whose retriever is a `types.BatchRetriever` are batched
-  by themselves, in the batches of `config`, so that no tool waits for another.
-  Raises ValueError if an answer depends on the episode that asks, because such
-  answers cannot be told apart here.
-  """
-
-  def __init__(
-    self,
-    tools: Mapping[str, types.Retriever],
-    config: config_lib.SearchConfig = _DEFAULTS,
-  ):
-    for name, retriever in tools.items():
-      if isinstance(retriever, types.ContextualRetriever):
-        raise ValueError(
-          f"Found a {type(retriever).__name__} for the tool {name!r} beside "
-          "others; expected a retriever whose answers depend on the request "
-          "alone. Leave retrieval.simulated and retrieval.refined empty."
-        )
-    self._tools = dict(tools)
-    uncached = dataclasses.replace(config, cache=0)
-    self._asked = {
-      name: BatchingRetriever(retriever, uncached)
-      if isinstance(retriever, types.BatchRetriever)
-      else retriever
-      for name, retriever in tools.items()
-    }
-
-  @property
-  def counters(self) -> Counter[str]:
-    """The counters of each tool's retriever, after its name."""
-    return counting.of_parts(self._tools)
-
-  def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
-    """Returns the identities of the tools' retrievers, with a hash of all."""
-    found = {
-      name: retriever.identity(corpora)
-      for name, retriever in self._tools.items()
-      if hasattr(retriever, "identity")
-    }
-    return {"kind": "tools", "tools": found, "sha256": json_files.sha256(found)}
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    """Answers one request; raises ValueError if its tool is unknown."""
-    settings.require("tool", request.tool, self._asked)
-    return await self._asked[request.tool].search(request)
-
-
-class PageRetriever:
-  """Opens a page: all passages whose title, or whose id, is the argument.
-
-  A retriever that is a `tools.PageSource` opens it. With any other, the page's
-  passages are those among the first 20 that a search for its title finds. They
-  are in the order of their ids, which is the reading order of numbered ones.
-  Case, quotes and white space around a title do not matter.
-  """
-
-  def __init__(self, retriever: types.Retriever):
-    self._retriever = retriever
-
-  def identity(self, corpora: Sequence[str] = ("",)) -> dict[str, Any]:
-    """Returns where pages are from; the passages are those of `search`."""
-    exact = isinstance(self._retriever, tools.PageSource)
-    return {"kind": "pages", "depth": None if exact else _DEPTH}
-
-  async def search(
-    self, request: types.SearchRequest
-  ) -> Sequence[types.Passage]:
-    """Returns at most `request.k` passages of the page, none without it."""
-    if isinstance(self._retriever, tools.PageSource):
-      found = self._retriever.page(request.query, request.corpus)
-    else:
-      asked = dataclasses.replace(
-        request, k=max(_DEPTH, request.k), tool=protocol.SEARCH
-      )
-      found = await self._retriever.search(asked)
-    name = tools.page_name(request.query)
-    page = [p for p in found if name in map(tools.page_name, (p.title, p.id))]
-    return sorted(page, key=lambda p: _natural(p.id))[: request.k]
-
-
-def _natural(passage_id: str) -> str:
-  """Returns a key that orders numbers in texts by value."""
-  return _NUMBER.sub(
-    lambda number: number[0].lstrip("0").zfill(_DIGITS), passage_id
-  )
+  counts = Counter(counters)
+  names = list(_COUNTED)
+  names += [n for n in counts if n.startswith(("source/", "failed_"))]
+  batches = max(counts["batches"], 1)
+  values = {f"search/{name}": float(counts[name]) for name in names}
+  values["search/hit_rate"] = counts["cache_hits"] / max(counts["searches"], 1)
+  values["search/queries_a_batch"] = counts["batched_queries"] / batches
+  values["search/seconds_a_batch"] = counts["call_seconds"] / batches
+  return values

@@ -45,17 +45,21 @@ def step(
   if waiting.landing or not isinstance(event, aj.Generation):
     return aj.episode.step(waiting, event)
   if waiting.memory:
-    verified = aj.episode.recorded(waiting, event)
+    verified = aj.episode.record_turn(waiting, event)
     verified = dataclasses.replace(verified, memory=None)
-    if accepted(event.text) or verified.full:
+    if accepted(event.text) or verified.reached_limit:
       return aj.episode.finish(verified, aj.Outcome.ANSWERED)
-    return aj.episode.next_turn(verified, aj.episode.written(verified, resume))
+    return aj.episode.next_turn(
+      verified, aj.episode.environment_chunk(verified, resume)
+    )
   advanced = aj.episode.step(waiting, event)
   match advanced.request:
     case aj.episode_state.Done(aj.Trajectory(outcome=aj.Outcome.ANSWERED)):
-      if advanced.left > 0 and not advanced.full:
+      if advanced.searches_left > 0 and not advanced.reached_limit:
         asking = dataclasses.replace(advanced, memory=True)
-        return aj.episode.next_turn(asking, aj.episode.written(asking, ask))
+        return aj.episode.next_turn(
+          asking, aj.episode.environment_chunk(asking, ask)
+        )
   return advanced
 
 

@@ -95,7 +95,7 @@ def step(
     The next episode. It has another address when another node is continued.
   """
   tree = waiting.memory
-  if tree is None and waiting.left > 0 and not waiting.landing:
+  if tree is None and waiting.searches_left > 0 and not waiting.landing:
     tree = Tree(((waiting, START),), START)
   if event is None and tree is not None and tree.judged is not None:
     # Time is over in the critic's turn: the step that it judges stays.
@@ -107,7 +107,7 @@ def step(
   ):
     return aj.episode.step(dataclasses.replace(waiting, memory=None), event)
   if tree.judged is not None and isinstance(event, aj.Generation):
-    spent = aj.episode.without(waiting, event)
+    spent = aj.episode.charge_discarded_turn(waiting, event)
     return _grown(spent, tree, tree.judged, critic.progress(event.text))
   after = aj.episode.step(dataclasses.replace(waiting, memory=tree), event)
   match after.request:
@@ -124,7 +124,7 @@ def step(
     shown = after.chunks[-1 - authors.index(aj.Author.MODEL) :]
     text = "".join(chunk.text for chunk in shown)
     return _grown(after, tree, child, critic.progress(text))
-  chunks = (*after.chunks, aj.episode.written(after, critic.asks))
+  chunks = (*after.chunks, aj.episode.environment_chunk(after, critic.asks))
   asking = dataclasses.replace(
     after, chunks=chunks, memory=tree._replace(judged=child)
   )
@@ -132,7 +132,7 @@ def step(
     after.address,
     after.turns,
     asking.context,
-    min(_MOST_TOKENS, asking.most_tokens),
+    min(_MOST_TOKENS, asking.turn_limit),
     after.environment.stops,
     may_search=False,
   )
@@ -150,7 +150,10 @@ def _grown(
   """Adds a step, if one ended, and continues a node, charged as `spent` is."""
   value = min(max(tree.value + delta / 10, LEAST), 1.0)
   nodes = tree.nodes if child is None else (*tree.nodes, (child, value))
-  share = min(spent.left / spent.budget, 1 - spent.written / spent.token_cap)
+  share = min(
+    spent.searches_left / spent.budget,
+    1 - spent.written_tokens / spent.token_cap,
+  )
   ends = [isinstance(e.request, aj.episode_state.Done) for e, _ in nodes]
   values, branches = np.array([v for _, v in nodes]), None
   if ends[-1] and child is not None and value >= SURE:
@@ -169,14 +172,15 @@ def _grown(
     chunks=chunks[:-1] if node.scaffold and not ends[at] else chunks,
     # Groups are sampled as attempts 0 and 1.
     address=spent.address._replace(attempt=spent.address.attempt + 2),
-    aside=aj.episode_state.Aside(
-      searches=spent.used - len(node.observations),
-      written=spent.written - sum(node.turn_lengths),
-      read=spent.read - (node.read - node.aside.read),
+    discarded=aj.episode_state.Spending(
+      searches=spent.searches_used - len(node.observations),
+      written_tokens=spent.written_tokens - sum(node.turn_lengths),
+      read_tokens=spent.read_tokens
+      - (node.read_tokens - node.discarded.read_tokens),
     ),
     elapsed=spent.elapsed,
     violation=spent.violation or node.violation,
-    stopped=branches is None and spent.left > 0,
+    stopped=branches is None and spent.searches_left > 0,
     memory=branches,
   )
   if not ends[at]:

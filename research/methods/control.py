@@ -64,9 +64,9 @@ def seen(after: aj.episode_state.Episode) -> Seen:
     case _:
       repeated = False
   return Seen(
-    after.used,
-    min(after.left, MOST_SEARCHES),
-    after.written,
+    after.searches_used,
+    min(after.searches_left, MOST_SEARCHES),
+    after.written_tokens,
     sum(after.turn_lengths) / after.turns,
     int(repeated),
     round(sum(last.logps) / len(last.logps), 5),
@@ -136,7 +136,7 @@ def step(
         return refuse(waiting, event)
     case aj.episode_state.Done(aj.Trajectory(outcome=aj.Outcome.ANSWERED)):
       if (
-        after.left > 0
+        after.searches_left > 0
         and rule.searches(ANSWER, seen(after), limit)
         and rule.tries
         and (redo := again(waiting, event))
@@ -161,7 +161,7 @@ def _sampled_again(
     made = waiting.address.attempt - answered.address.attempt
     if redo is not None and made < 2 * tries:
       return redo
-    spent = aj.episode.without(waiting, event)
+    spent = aj.episode.charge_discarded_turn(waiting, event)
   # The answer counts as written now, not as discarded.
   first, ended = answered.chunks[-1], answered.request
   assert isinstance(ended, aj.episode_state.Done)
@@ -170,8 +170,8 @@ def _sampled_again(
   done = aj.episode_state.Done(
     dataclasses.replace(
       trajectory,
-      discarded_tokens=spent.aside.written - len(first.token_ids),
-      discarded_input=spent.aside.read
+      discarded_tokens=spent.discarded.written_tokens - len(first.token_ids),
+      discarded_input=spent.discarded.read_tokens
       - (answered.tokens - len(first.token_ids)),
       seconds=spent.elapsed if is_timed else trajectory.seconds,
     )
@@ -202,11 +202,11 @@ def again(
   """
   asked = waiting.request
   assert isinstance(asked, aj.GenerateRequest)
-  redo = aj.episode.without(waiting, turn)
+  redo = aj.episode.charge_discarded_turn(waiting, turn)
   if redo.scaffold:  # What is left is stated anew.
-    line = aj.episode.written(redo, redo.budget_line)
+    line = aj.episode.environment_chunk(redo, redo.budget_line)
     redo = dataclasses.replace(redo, chunks=(*redo.chunks[:-1], line))
-  most = min(asked.max_tokens, redo.most_tokens)
+  most = min(asked.max_tokens, redo.turn_limit)
   if most <= 0:
     return None
   # Groups are sampled as attempts 0 and 1.

@@ -51,11 +51,11 @@ def step(
 
 def _ending(main: aj.episode_state.Episode) -> aj.episode_state.Episode:
   """Returns an episode before a turn as if its budget ended here."""
-  attempt = main.address.attempt + ATTEMPTS * main.used
+  attempt = main.address.attempt + ATTEMPTS * main.searches_used
   address = main.address._replace(attempt=attempt)
   begun = aj.episode.start(
     main.question,
-    budget=dataclasses.replace(main.caps, searches=main.used),
+    budget=dataclasses.replace(main.caps, searches=main.searches_used),
     scaffold=main.scaffold,
     address=address,
     config=main.config,
@@ -65,7 +65,7 @@ def _ending(main: aj.episode_state.Episode) -> aj.episode_state.Episode:
   ended = dataclasses.replace(
     main,
     address=address,
-    budget=main.used,
+    budget=main.searches_used,
     chunks=(begun.chunks[0], *main.chunks[1:]),
     experts=None,
     memory=main,

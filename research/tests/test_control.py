@@ -196,7 +196,7 @@ def test_what_is_seen_of_an_episode():
     state = aj.episode.step(state, turn)
     written += len(turn.token_ids)
     found = control.seen(state)
-    assert found[:3] == (state.used, 3 - state.used, written)
+    assert found[:3] == (state.searches_used, 3 - state.searches_used, written)
     assert found.turn == written / state.turns
     assert found.repeated == repeated
     mean = sum(turn.logps) / len(turn.logps)

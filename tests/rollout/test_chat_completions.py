@@ -17,9 +17,9 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.host import http_calls, loop
-from anysearch_jax.rollout import chat_completions, completions
+from anysearch_jax.rollout import chat_completions, plain_text
 
-PLAIN = completions.PlainText()
+PLAIN = plain_text.PlainText()
 LEASE = types.Passage("1", "Lease", "It ends in June 2027.")
 CONFIG = config_lib.EpisodeConfig(
   max_generated=600, max_context=6000, turn_deadline=10.0, answer_room=100
@@ -48,7 +48,7 @@ def ask(server, *, mode="tools", budget=1, config=CONFIG, **values):
     agent_lib.Agent(engine, PLAIN, retriever, config=config, slots=1) as agent,
   ):
     told = list(agent.stream("When does the lease end?", budget=budget))
-    assert not engine._known  # Released.
+    assert not engine._conversations  # Released.
   reply = told[-1].reply
   assert len(retriever.requests) == reply.searches <= budget
   return reply, told, engine

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
-from anysearch_jax.rollout import completions
+from anysearch_jax.rollout import completions, plain_text
 
-PLAIN = completions.PlainText()
+PLAIN = plain_text.PlainText()
 STOP = ("</search>", "</answer>")
 KEY = "s3cret-of-the-model"
 ADDRESS = types.Address(3, 5, 1, variant=7)

@@ -349,7 +349,7 @@ def test_requests_in_flight_are_counted_by_kind(waits):
   waits(turn(3))
   ended()
   waits.clock.now += 60
-  waits.inflight.look()
+  waits.inflight.check_progress()
   assert waits.said == [
     "Nothing moved for 60 s; in flight: 2 waiting for a place, 1 waiting for a "
     "search, 2 waiting for a turn. The oldest, since 65 s: the search for "
@@ -362,16 +362,16 @@ def test_every_end_is_progress_and_warnings_come_at_doubling_intervals(waits):
   for kind in turn(0), types.SearchRequest("q", 3), types.Address(0, 0, 0):
     end = waits(kind)
     waits.clock.now += 59
-    assert waits.inflight.look() == 1.0
+    assert waits.inflight.check_progress() == 1.0
     end()
     # The next warning is due 60 seconds from here.
-    assert waits.inflight.look() == 60.0
+    assert waits.inflight.check_progress() == 60.0
   assert not waits.said
   start, told = waits.clock.now, []
   for _ in range(1200):
     waits.clock.now += 1
     before = len(waits.said)
-    waits.inflight.look()
+    waits.inflight.check_progress()
     told += [waits.clock.now - start] * (len(waits.said) - before)
   assert told == [60, 120, 240, 480, 960]
 

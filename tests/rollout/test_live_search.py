@@ -20,7 +20,7 @@ from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop, turns
 from anysearch_jax.launch import progress, retrievers
 from anysearch_jax.retrieval import recording, web_search
-from anysearch_jax.rollout import driver, searching
+from anysearch_jax.rollout import driver, searching, tool_retrievers
 
 
 class Service:
@@ -92,7 +92,9 @@ def played(retriever, count, *, deadline):
 
   async def all_of_them():
     asked = (types.SearchRequest(f"q{i}", 3) for i in range(count))
-    return await asyncio.gather(*(driver.answer(r, parts) for r in asked))
+    return await asyncio.gather(
+      *(driver.answer_request(r, parts) for r in asked)
+    )
 
   return [x for x in loop.run(all_of_them()) if not hasattr(x, "passages")]
 
@@ -218,7 +220,7 @@ def test_a_slow_search_holds_no_other(tmp_path):
     recorded = recording.Recorder(
       named, tmp_path / "log", mode="record", identity="w"
     )
-    box = searching.Toolbox({"search": recorded})
+    box = tool_retrievers.Toolbox({"search": recorded})
     for each in (retriever, named, recorded, box):
       ended.clear()
       searcher = searching.BatchingRetriever(each, config_lib.SearchConfig())

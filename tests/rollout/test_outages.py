@@ -431,7 +431,7 @@ def test_a_device_that_hangs_stops_the_run(parts, tmp_path, monkeypatch):
 
   monkeypatch.setattr(kv_store, "decode", hang)
   # Shortens the wait for a running call whose result is no longer needed.
-  monkeypatch.setattr(kv_device.KvDevice.drain, "__defaults__", (0.1,))
+  monkeypatch.setattr(kv_device, "_DRAIN_SECONDS", 0.1)
   drill = Drill(tmp_path, with_deadlines(CONFIG, turn_deadline=0.5), **parts)
   sentence = (
     "24 of 24 episodes failed.* Turn 0 failed: no answer within 0.5 sec"

@@ -433,7 +433,7 @@ def test_error_without_servers_states_bound_and_reasons(serve):
   assert "Is an SGLang server running there" in said
   # The bound applies to the outage, not to each turn.
   engine._fleet.wait = 3600.0
-  engine._fleet.dark_since -= 3601.0
+  engine._fleet.all_down_since -= 3601.0
   with pytest.raises(types.EngineError, match="for 3600 seconds"):
     engines.turn(engine)
 
@@ -457,7 +457,7 @@ def test_turn_that_no_server_answers_fails(serve, fault, met):
 
 def test_turns_move_from_a_machine_that_left_the_network(serve, monkeypatch):
   """Connections stay open, but no request is answered."""
-  monkeypatch.setattr(fleet_lib, "_LOOK_SECONDS", 0.01)
+  monkeypatch.setattr(fleet_lib, "_CHECK_SECONDS", 0.01)
   engine, first, second = serve(SAID, count=2)
   # From here on, health checks are not answered either.
   engine._fleet.members[0].server._patience = 0.1
@@ -545,8 +545,8 @@ def test_servers_of_another_run_are_not_used(serve):
   theirs = first.version
   with pytest.raises(types.EngineError, match="did another run hand weights"):
     engines.turn(engine, question=0)
-  loop.run(engine._fleet._look(engine._fleet.members[0]))
-  loop.run(engine._fleet._look(engine._fleet.members[0]))
+  loop.run(engine._fleet._check_member(engine._fleet.members[0]))
+  loop.run(engine._fleet._check_member(engine._fleet.members[0]))
   assert _is(engine, 0, False)()
   assert first.version == theirs
   # Its questions go to the other server.
@@ -559,7 +559,7 @@ def test_bug_in_a_health_check_is_raised(serve, monkeypatch):
   async def broken(self, member):
     raise ZeroDivisionError("a bug")
 
-  monkeypatch.setattr(fleet_lib.Fleet, "_look", broken)
+  monkeypatch.setattr(fleet_lib.Fleet, "_check_member", broken)
   server.kill()
   with pytest.raises(ZeroDivisionError):
     engines.turn(engine)

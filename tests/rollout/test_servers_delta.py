@@ -136,7 +136,7 @@ def test_folders_of_different_shapes_have_no_delta(tmp_path):
 def following(serve, tmp_path, monkeypatch):
   """Starts a server, its host's process, and an engine that sends deltas."""
   monkeypatch.setattr(delta, "COPIES", tmp_path / "copies")
-  monkeypatch.setattr(server_lib, "_PATCH_POLL", 0.05)
+  monkeypatch.setattr(server_lib, "_PATCH_POLL_SECONDS", 0.05)
   shared, started = tmp_path / "shared", []
 
   def follow():
@@ -202,7 +202,7 @@ def test_servers_load_copies_that_their_host_patches(following, caplog):
   server.restart()
   assert engines.turn(engine).versions == (3,)
   with pytest.raises(FileNotFoundError, match="a newer version was sent"):
-    engine._sender.whole("another")
+    engine._sender.whole_folder("another")
   # One whose host lost it gets the whole folder, and then deltas again.
   shutil.rmtree(delta.COPIES / server.version)
   policy = _changed(policy, 0.02, seed=4)

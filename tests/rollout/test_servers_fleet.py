@@ -203,7 +203,7 @@ def test_a_late_server_that_is_refused_says_why_once(serve, start, caplog):
   late.restart()
   said = f"Server {late.url}: {late.url}: came back with contexts of 8"
   wait_for(lambda: said in caplog.text)
-  loop.run(engine._fleet._look(engine._fleet.members[0]))
+  loop.run(engine._fleet._check_member(engine._fleet.members[0]))
   assert caplog.text.count(said) == 1
   assert engines.turn(engine).server == early.url
 
@@ -242,9 +242,9 @@ def test_questions_are_shared_evenly():
   members = [member("a"), member("b"), member("c")]
   fleet = members_of(*members)
   for question in range(10):
-    fleet.home(types.Address(0, question, 0), members[1:2])
+    fleet.choose_member(types.Address(0, question, 0), members[1:2])
   addresses = [types.Address(0, question, 0) for question in range(50, 70)]
-  homes = [fleet.home(address, members) for address in addresses]
+  homes = [fleet.choose_member(address, members) for address in addresses]
   assert [homes.count(each) for each in members] == [10, 0, 10]
 
 
@@ -252,14 +252,14 @@ def test_a_question_stays_until_its_last_episode_ends():
   first, second = member("a"), member("b")
   fleet = members_of(first, second)
   episodes = [types.Address(0, 7, sample) for sample in range(3)]
-  assert {fleet.home(e, [first, second]) for e in episodes} == {first}
+  assert {fleet.choose_member(e, [first, second]) for e in episodes} == {first}
   for _ in range(3):
-    assert fleet.home(episodes[0], [second, first]) is first
-  assert fleet.home(episodes[0], [second]) is second
+    assert fleet.choose_member(episodes[0], [second, first]) is first
+  assert fleet.choose_member(episodes[0], [second]) is second
   for episode in episodes:
-    assert fleet.home(episodes[-1], [first, second]) is second
-    fleet.leave(episode)
-  assert fleet.home(episodes[0], [first, second]) is first
+    assert fleet.choose_member(episodes[-1], [first, second]) is second
+    fleet.end_episode(episode)
+  assert fleet.choose_member(episodes[0], [first, second]) is first
 
 
 def broken(reply):
@@ -280,7 +280,7 @@ def test_a_server_with_broken_numbers_is_put_aside_until_it_restarts(
   name = first.url.partition("://")[2]
   assert engine.counters[f"server/{name}/not_finite"] == 1
   engine.set_params(engines.policy().params, 1)
-  loop.run(engine._fleet._look(engine._fleet.members[0]))
+  loop.run(engine._fleet._check_member(engine._fleet.members[0]))
   assert state(engine, first) is DOWN
   first.faults.clear()
   first.kill()
@@ -322,7 +322,7 @@ class Router(fake_sglang.Server):
 @pytest.fixture
 def routed(start, monkeypatch):
   """Starts two servers behind a router, and an engine that uses it."""
-  monkeypatch.setattr(fleet_lib, "_LOOK_SECONDS", 0.05)
+  monkeypatch.setattr(fleet_lib, "_CHECK_SECONDS", 0.05)
   opened = []
 
   def make(script=SAID, **config):

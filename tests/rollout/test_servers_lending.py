@@ -27,7 +27,7 @@ LOAD = "/update_weights_from_disk"
 @pytest.fixture
 def lending(serve, monkeypatch):
   """Starts servers of the trainer's GPUs, which are looked at all the time."""
-  monkeypatch.setattr(fleet_lib, "_LOOK_SECONDS", 0.01)
+  monkeypatch.setattr(fleet_lib, "_CHECK_SECONDS", 0.01)
   return lambda *script, **more: serve(
     *script, **{"colocated": True, "wait": 20, "deadline": 20.0} | more
   )

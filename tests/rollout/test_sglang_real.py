@@ -39,8 +39,14 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
-from anysearch_jax.policy import decoder, hf, hf_architecture, lora
-from anysearch_jax.rollout import chat_completions, completions, endpoints
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import decoder, hf, lora
+from anysearch_jax.rollout import (
+  chat_completions,
+  completions,
+  endpoints,
+  plain_text,
+)
 from anysearch_jax.rollout.servers import engine as servers_engine
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import sglang
@@ -248,7 +254,7 @@ def _read(name):
     sglang.read_turn,
     reply,
     prompt=len(found["body"]["input_ids"]),
-    most=120,
+    max_tokens=120,
     vocab_size=_VOCAB,
     versions={"recorded.0-0": 0, "recorded.1-1": 1},
   )
@@ -413,7 +419,7 @@ def _close(what, found, expected):
 def test_text_completions_of_the_server_end_alike(policy, start, local):
   start()  # Loads the weights.
   listed = httpx2.get(f"{_URL}/v1/models", trust_env=False).json()
-  codec = policy.tokenizer if local else completions.PlainText()
+  codec = policy.tokenizer if local else plain_text.PlainText()
   engine = completions.CompletionsEngine(
     f"{_URL}/v1",
     codec,
@@ -446,7 +452,7 @@ def test_chat_model_of_the_server_calls_the_tool(policy, start, monkeypatch):
   monkeypatch.setattr(chat_completions, "_PROBE_TOKENS", 64)
   model = endpoints.Endpoint(f"{_URL}/v1")
   defaults = endpoints.default_config()
-  opened = endpoints.opened(
+  opened = endpoints.open_endpoint(
     model,
     episode=defaults.episode,
     sampling=defaults.sampling,

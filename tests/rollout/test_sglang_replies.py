@@ -113,7 +113,7 @@ def _meta(*spans):
   }
 
 
-_READ = {"prompt": 3, "most": 2, "vocab_size": 6}
+_READ = {"prompt": 3, "max_tokens": 2, "vocab_size": 6}
 
 
 def test_weights_that_come_back_are_an_error():

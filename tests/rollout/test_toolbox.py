@@ -23,7 +23,7 @@ from anysearch_jax.environment import (
 from anysearch_jax.launch import retrievers
 from anysearch_jax.methods import systems
 from anysearch_jax.retrieval import lexical
-from anysearch_jax.rollout import searching
+from anysearch_jax.rollout import searching, tool_retrievers
 
 PAGE = (
   types.Passage("w/2", '"Emma"', "The second part."),
@@ -51,11 +51,11 @@ def test_page_is_all_its_passages_in_reading_order(title):
   hits = {title: (OTHER, *PAGE)}
   expected = READING[:1] if title == "w/1" else READING
   (found,) = ask(
-    searching.PageRetriever(scripted.Retriever(hits)), fetch(title)
+    tool_retrievers.PageRetriever(scripted.Retriever(hits)), fetch(title)
   )
   assert found == expected
   (two,) = ask(
-    searching.PageRetriever(scripted.Retriever(hits)), fetch(title, 2)
+    tool_retrievers.PageRetriever(scripted.Retriever(hits)), fetch(title, 2)
   )
   assert two == expected[:2]
 
@@ -64,7 +64,7 @@ def test_each_call_is_answered_by_its_tool_and_cached_apart():
   search = scripted.Retriever({"Emma": (OTHER,)})
   pages = scripted.Retriever({"Emma": PAGE})
   box = searching.BatchingRetriever(
-    searching.Toolbox({"search": search, "fetch": pages}),
+    tool_retrievers.Toolbox({"search": search, "fetch": pages}),
     config_lib.SearchConfig(),
   )
   asked = types.SearchRequest("Emma", 3)
@@ -75,7 +75,7 @@ def test_each_call_is_answered_by_its_tool_and_cached_apart():
   ]
   # One tool that fails leaves the other.
   down = scripted.Retriever(error=types.RetrievalError("down"))
-  box = searching.Toolbox({"search": down, "fetch": pages})
+  box = tool_retrievers.Toolbox({"search": down, "fetch": pages})
   with pytest.raises(types.RetrievalError, match="down"):
     ask(box, asked)
   assert ask(box, fetch("Emma", 3)) == [PAGE]
@@ -87,9 +87,9 @@ def test_unknown_tools_and_answers_of_one_episode_are_refused():
       return context.turn
 
   with pytest.raises(ValueError, match="'fetch', expected one of search"):
-    ask(searching.Toolbox({"search": scripted.Retriever()}), fetch("a"))
+    ask(tool_retrievers.Toolbox({"search": scripted.Retriever()}), fetch("a"))
   with pytest.raises(ValueError, match="Simulated for the tool 'search'"):
-    searching.Toolbox({"search": Simulated()})
+    tool_retrievers.Toolbox({"search": Simulated()})
 
 
 def test_a_configuration_with_fetch_gets_a_retriever_of_pages():
@@ -150,8 +150,8 @@ def test_a_page_is_named_by_a_number_or_a_title_of_the_last_search(
 
 def test_records_tell_the_tool_of_each_call():
   found = scripted.Retriever({"who": PAGE[:1], '"Emma"': PAGE})
-  box = searching.Toolbox(
-    {"search": found, "fetch": searching.PageRetriever(found)}
+  box = tool_retrievers.Toolbox(
+    {"search": found, "fetch": tool_retrievers.PageRetriever(found)}
   )
   turns = (
     scripted.search("who"),
@@ -270,7 +270,7 @@ def test_calls_are_charged_by_their_tool_to_the_last_cent(turns, cents, shown):
     patch.setitem(systems.ENVIRONMENTS, "two_prices", env)
     found = scripted.play(
       scripted.Engine([*turns, *[SAID] * 20]),
-      searching.Toolbox({"search": found, "cheap": found}),
+      tool_retrievers.Toolbox({"search": found, "cheap": found}),
       config_lib.EpisodeConfig(prompts="two_prices"),
       budget=budgets.Budget(
         dollars=cents / 100, prices=budgets.Prices(search=30.0)

@@ -22,7 +22,7 @@ _ALL = [(q, s) for q in range(4) for s in range(5)]
 def poisoned(engine):
   """Makes an engine fill pages of windows with NaN while they are free."""
   (_, pool), device = engine._memory._pools[0], engine._device
-  take, drop, freed = pool.take, pool.drop, []
+  allocate, release, freed = pool.allocate, pool.release, []
 
   @jax.jit
   def filled(layer, page, value):
@@ -30,7 +30,7 @@ def poisoned(engine):
 
   def fill(pages, value):
     def layer(i, found):
-      for page in pages if i in engine._a.windowed else ():
+      for page in pages if i in engine._device._a.windowed else ():
         found = filled(found, page, value)
       return found
 
@@ -41,14 +41,15 @@ def poisoned(engine):
     device._submit(call)
     return pages
 
-  def dropped(pages):
-    drop(pages)
+  def released(pages):
+    release(pages)
     gone = [page for page in pages if page in pool._free]
     for page in gone:
-      pool._forget(page)
+      pool._forget_page(page)
     freed.extend(fill(gone, jnp.nan))
 
-  pool.take, pool.drop = lambda *count: fill(take(*count), 0.0), dropped
+  pool.allocate = lambda *count: fill(allocate(*count), 0.0)
+  pool.release = released
   return freed
 
 
@@ -109,7 +110,7 @@ def test_rows_find_the_tokens_that_their_layers_see(seed):
 
   def grown(row, tokens, busy):
     counts["preempted"] += len(memory.grow(row, tokens, busy))
-    return memory.holds(row, tokens)
+    return memory.has_pages(row, tokens)
 
   def rows(*, missing):
     """Yields rows that were not preempted meanwhile, in a random order."""
@@ -124,20 +125,20 @@ def test_rows_find_the_tokens_that_their_layers_see(seed):
       context = list(range(rng.integers(3), 30))[: rng.integers(1, 30)]
       context += rng.integers(40, 42, rng.integers(1, 3)).tolist()
       address = types.Address(0, n, 0)
-      if memory.filling(context):
+      if memory.is_prefix_filling(context):
         continue
-      if (row := memory.open(address, context, prompt=True)) is not None:
-        counts["shared"] += row.own
-        for place, old, pages in zip(places, row.copied, row.pages):
+      if (row := memory.open_row(address, context, is_prompt=True)) is not None:
+        counts["shared"] += row.first_own
+        for place, old, pages in zip(places, row.copy_sources, row.pages):
           for at in range(SIZE):
-            place[pages[row.own], at] = place.get((old, at))
+            place[pages[row.first_own], at] = place.get((old, at))
         memory.mark_ready(row)
     elif kind < 3:  # A prefill call.
       lanes = LANES
       for row in rows(missing=True):
         if lanes and grown(row, len(row.context) - 1, ends):
           end = min(len(row.context) - 1, row.cached + lanes * CHUNK)
-          memory.advance(row, end)
+          memory.slide_windows(row, end)
           lanes -= -(-(end - row.cached) // CHUNK)
           ends[row] = end
       call(ends)
@@ -148,7 +149,7 @@ def test_rows_find_the_tokens_that_their_layers_see(seed):
     elif kind < 6:  # A decode call.
       for row in rows(missing=False):
         if row.cached < 44 and grown(row, row.cached + STEPS, ends):
-          memory.advance(row, row.cached + STEPS)
+          memory.slide_windows(row, row.cached + STEPS)
           new = rng.integers(40, 42, rng.integers(1, STEPS + 1))
           row.context += new.tolist()
           ends[row] = len(row.context) - 1
@@ -177,10 +178,10 @@ def test_windows_have_fewer_pages(layers, every, window, context, saved):
   sizes = {"layers": layers, "window": window, "windowed": windowed}
   a = dataclasses.replace(small_engine.A, **sizes)
   engine = config_lib.EngineConfig(slots=64, max_context=context)
-  full, *near = kv_memory.pages(engine, a, shards=1)
+  full, *near = kv_memory.pool_sizes(engine, a, shards=1)
   assert len(near) == (saved > 0)
   fewer = sum(full - count for count in near) * len(windowed) / layers
   assert fewer / full == pytest.approx(saved, abs=0.03)
   # Where all rows are shorter than their windows, a second pool saves nothing.
   few = dataclasses.replace(engine, kv_tokens=16 * context // 8)
-  assert kv_memory.pages(few, a, shards=1) == (1 + context // 8,)
+  assert kv_memory.pool_sizes(few, a, shards=1) == (1 + context // 8,)

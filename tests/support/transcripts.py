@@ -18,7 +18,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import searching
+from anysearch_jax.rollout import tool_retrievers
 
 MODEL, ENVIRONMENT = types.Author.MODEL, types.Author.ENVIRONMENT
 GOLD = "Zanzibar"
@@ -64,10 +64,10 @@ def play(
 
   engine = scripted.Engine(say)
   found = scripted.Retriever(hits)
-  pages = searching.PageRetriever(found)
+  pages = tool_retrievers.PageRetriever(found)
   trajectory = scripted.play(
     engine,
-    searching.Toolbox({"search": found, "fetch": pages, "cheap": found}),
+    tool_retrievers.Toolbox({"search": found, "fetch": pages, "cheap": found}),
     config_lib.EpisodeConfig(prompts=name),
     budget=budget,
     environment=environment,

@@ -193,7 +193,7 @@ def test_a_server_with_wrong_weights_is_put_aside(serve, caplog):
   # The servers have them in bfloat16.
   assert all(0 < mean < 0.02 for mean, _ in prints.check(0).values())
   servers[1].policy = wrong = policy._replace(params=_other(policy.params))
-  engine._fleet.members[0].missed = 1  # Of one list of a gateway.
+  engine._fleet.members[0].missed_lists = 1  # Of one list of a gateway.
   gaps = [mean for mean, _ in prints.check(1).values()]
   assert gaps[0] < 0.1 < gaps[1]
   said = f"{servers[1].url} is down; 1 of 2 are up: it is put aside"

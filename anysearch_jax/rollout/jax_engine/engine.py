@@ -3,9 +3,20 @@
 An episode keeps its pages, and so its KV cache, from its first turn until it is
 released; while it searches, other episodes decode. The next turn reuses the
 cached prefix of its context; chunked prefill between decode calls appends the
-rest, such as an observation. Prompts with a common prefix share pages. While a
-decode call runs, the engine hands out the results of the previous call and, if
-enough other turns are ready, prepares the next one.
+rest, such as an observation. Prompts with a common prefix share pages.
+
+`JaxEngine._schedule` repeats these steps while a turn waits:
+
+1. `_admit` gives queued turns a row, in order of arrival, while pages are free.
+2. `_prefill` caches the contexts of turns until a decode call would be full.
+3. `_launch` starts a decode call for the turns that have run longest. It
+   samples up to `engine.decode_steps` tokens a row, on the device's thread.
+4. `_finish_call` hands out the tokens of the previous decode call.
+
+So two decode calls overlap: while one runs, the engine finishes the one before
+it and, if enough other turns are ready to fill all lanes, launches the next. A
+turn is in at most one of them, because its next input is the last token that it
+sampled.
 
 Calls have fixed shapes (`kv_store`), so results do not depend on admission
 order, on page numbers or on which episodes run at the same time. Calls with
@@ -39,14 +50,20 @@ from anysearch_jax.rollout.jax_engine import turn as turn_lib
 # An episode that was answered needs this many iterations of the event loop to
 # request its next turn. Decoding before that would leave lanes empty.
 _YIELDS = 8
-_PATIENCE = 1.0  # Seconds between looks when no event arrives.
+_POLL_SECONDS = 1.0  # Between checks of the queue when no event arrives.
 # A decode call ends when this share of its rows has finished, so that waiting
 # turns can take their lanes.
-_FINISHED = 0.25
+_FINISHED_SHARE = 0.25
 
 
-class _Flight(NamedTuple):
-  """A decode call in progress, and the turns in its lanes."""
+class _DecodeCall(NamedTuple):
+  """A decode call in progress.
+
+  Attributes:
+    width: number of lanes.
+    lanes: the turn in each lane; other lanes are padding.
+    decoded: the sampled tokens, once the call ends.
+  """
 
   width: int
   lanes: dict[int, turn_lib.Turn]
@@ -57,23 +74,25 @@ class JaxEngine:
   """`types.Engine` on the local devices.
 
   Args:
-    policy: what is sampled.
+    policy: the policy to sample.
     config: slots, pages and compiled shapes.
     sampling: how tokens are drawn, unless a request says otherwise.
     seed: seed of all draws; `types.Address` is folded into it.
     dtype: compute and cache type.
-    mesh: of its parameters; kv heads are sharded over its `tensor` axis, rows
-      and pages over `data`. None means one device.
-    records: whether turns have the experts that their tokens chose, if the
+    mesh: mesh of the policy's parameters; kv heads are sharded over its
+      `tensor` axis, rows and pages over `data`. None means one device.
+    records: whether turns report the experts that their tokens chose, if the
       policy has any.
 
   Attributes:
-    counters: `sampled_tokens`, `prefilled_tokens`, `shared_tokens` (prefilled
-      by other episodes), `reused_tokens` (cached by the episode's own earlier
-      turns), `discarded_tokens` (dropped because a context changed),
-      `prefill_calls`, `decode_calls`, `preemptions`, `lanes_offered` and
-      `lanes_used` (their ratio is the occupancy of decode calls; each lane
-      used samples one token).
+    counters: counts of events since they were last cleared:
+      `sampled_tokens`, `prefilled_tokens`;
+      `shared_tokens`: context tokens that other episodes prefilled;
+      `reused_tokens`: context tokens that the episode's earlier turns cached;
+      `discarded_tokens`: cached tokens dropped because a context changed;
+      `prefill_calls`, `decode_calls`, `preemptions`;
+      `lanes_offered`, `lanes_used`: lanes of all decode steps, and those of
+      them that sampled a token. Their ratio is the occupancy.
 
   Raises:
     ValueError: the shapes cannot work.
@@ -93,10 +112,12 @@ class JaxEngine:
     mesh = sharding.mesh() if mesh is None else mesh
     self._shards = mesh.shape["data"]
     kv_memory.validate(config, shards=self._shards)
-    self._tokenizer, self._a = policy.tokenizer, policy.architecture
-    self._config, self._version = config, 0
-    # How many missing tokens of a turn a decode call may take.
-    self._given = config.decode_steps if config.exact else 0
+    self._tokenizer = policy.tokenizer
+    self._config = config
+    self._version = 0
+    # With `engine.exact`, decode calls also prefill: they take up to this many
+    # tokens of a turn's context. One program then computes every token.
+    self._decode_prefill = config.decode_steps if config.exact else 0
     self._sampling = sampling
     self._halting = turn_lib.Halting(
       policy.tokenizer,
@@ -112,12 +133,14 @@ class JaxEngine:
       mesh=mesh,
       records=records,
     )
-    self._memory = kv_memory.KvMemory(config, self._a, shards=self._shards)
+    self._memory = kv_memory.KvMemory(
+      config, policy.architecture, shards=self._shards
+    )
     # Turns that wait for a row, and those that have one.
     self._queue: deque[turn_lib.Turn] = deque()
     self._running: list[turn_lib.Turn] = []
-    self._server: asyncio.Task | None = None
-    self._news = asyncio.Event()
+    self._scheduler: asyncio.Task | None = None
+    self._has_changed = asyncio.Event()  # A request or a release arrived.
     self.counters: Counter[str] = Counter()
 
   @property
@@ -134,14 +157,18 @@ class JaxEngine:
     """Does nothing: the cache goes with the engine."""
 
   def set_params(self, params: decoder.Params, version: int) -> None:
-    """Sets the weights; RuntimeError if a cache of the old ones is held."""
-    self._forget(f"version {version} is set")
+    """Sets the weights of later turns.
+
+    Raises:
+      RuntimeError: an episode holds a KV cache of the old weights.
+    """
+    self._forget_prompts(f"version {version} is set")
     self._device.set_params(params)
     self._version = version
 
   def free_cache(self) -> int:
     """Frees the KV cache, see `CachingEngine`."""
-    self._forget("the cache is freed")
+    self._forget_prompts("the cache is freed")
     return self._device.free()
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
@@ -179,13 +206,19 @@ class JaxEngine:
     sampling: config_lib.SamplingConfig,
     stop_bit: int,
   ) -> types.Generation:
+    """Queues a turn, and starts the scheduler if none runs."""
     future = asyncio.get_running_loop().create_future()
-    context = list(request.token_ids)
-    turn = turn_lib.Turn(request, future, context, sampling, stop_bit)
+    turn = turn_lib.Turn(
+      request=request,
+      future=future,
+      context=list(request.token_ids),
+      sampling=sampling,
+      stop_bit=stop_bit,
+    )
     self._queue.append(turn)
-    self._news.set()
-    if self._server is None or self._server.done():
-      self._server = asyncio.create_task(self._serve())
+    self._has_changed.set()
+    if self._scheduler is None or self._scheduler.done():
+      self._scheduler = asyncio.create_task(self._schedule())
     return await future
 
   def release(self, address: types.Address) -> None:
@@ -193,29 +226,40 @@ class JaxEngine:
     self._queue = deque(t for t in self._queue if t.request.address != address)
     self._running = [t for t in self._running if t.request.address != address]
     self._memory.release(address)
-    self._news.set()
+    self._has_changed.set()
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Scores a sequence on each data shard, see `ScoringEngine`."""
-    found = self._device.score(np.asarray(token_ids, np.int32))
-    return {f"part {i}": row.tolist() for i, row in enumerate(found)}
+    shard_logps = self._device.score(np.asarray(token_ids, np.int32))
+    return {f"part {i}": logps.tolist() for i, logps in enumerate(shard_logps)}
 
   def score_exactly(
     self, params: decoder.Params, sequences: Sequence[np.ndarray]
   ) -> list[np.ndarray]:
-    """Scores sequences, int `[T]` each, by the program that samples.
+    """Scores sequences by the program that samples; needs `engine.exact`.
 
-    Needs `engine.exact`; later turns need `set_params`. Returns float32 `[T -
-    1]` of each, to the bit the log-probabilities of sampling all tokens but the
-    first under `params`.
+    The engine then has `params`: later turns need `set_params`.
+
+    Args:
+      params: weights on this engine's mesh.
+      sequences: int `[T]` each.
+
+    Returns:
+      float32 `[T - 1]` of each sequence: to the bit the log-probabilities of
+      sampling all tokens but the first under `params`.
     """
-    self._forget("sequences are scored")
+    self._forget_prompts("sequences are scored")
     self._device.set_params(params)
 
     async def score(i: int) -> np.ndarray:
-      # As a later turn, so that no other shares its prompt.
-      known, address = tuple(sequences[i].tolist()), types.Address(0, i, 0)
-      request = types.GenerateRequest(address, 1, known, 0, ())
+      address = types.Address(0, i, 0)
+      request = types.GenerateRequest(
+        address=address,
+        turn=1,  # Not 0, so that no other sequence shares its pages.
+        token_ids=tuple(sequences[i].tolist()),
+        max_tokens=0,
+        stop=(),
+      )
       turn = self._turn(request, self._sampling, await self._halting.bit(()))
       try:
         return np.asarray((await turn).logps, np.float32)
@@ -225,13 +269,17 @@ class JaxEngine:
     async def score_all() -> list[np.ndarray]:
       return await asyncio.gather(*map(score, range(len(sequences))))
 
-    found = loop.run(score_all())
+    logps = loop.run(score_all())
     if self._config.free_kv_while_training:
       self._device.free()
-    return found
+    return logps
 
-  def _forget(self, event: str) -> None:
-    """Stops sharing what the cache holds, before an event that ends it."""
+  def _forget_prompts(self, event: str) -> None:
+    """Stops sharing cached prompts, before an event that invalidates them.
+
+    Raises:
+      RuntimeError: an episode holds a row.
+    """
     if self._memory or self._queue:
       raise RuntimeError(
         f"{len(self._memory)} episodes hold KV caches of policy version "
@@ -239,32 +287,38 @@ class JaxEngine:
       )
     self._memory.forget_prompts()
 
-  async def _serve(self) -> None:
-    """Schedules calls until no turn is left."""
-    self._news = asyncio.Event()
-    flight: _Flight | None = None
-    following: _Flight | None = None
+  async def _schedule(self) -> None:
+    """Schedules calls until no turn is left; see the head of this file."""
+    self._has_changed = asyncio.Event()
+    call: _DecodeCall | None = None
+    next_call: _DecodeCall | None = None
     try:
-      while self._queue or self._running or flight:
+      while self._queue or self._running or call:
         for _ in range(_YIELDS):
           await asyncio.sleep(0)
+        # While a call runs, its turns may soon be ready for the next one. So
+        # start another call only if the other turns fill it.
+        must_fill = call is not None
         self._admit()
-        self._prefill(full=flight is not None)
-        following = self._launch(full=flight is not None)
-        if flight is not None:
-          self._land(flight, await flight.decoded)
-        elif following is None and not self._running:
+        self._prefill(must_fill=must_fill)
+        next_call = self._launch(must_fill=must_fill)
+        if call is not None:
+          self._finish_call(call, await call.decoded)
+        elif next_call is None and not self._running:
           # No turn can run until a request or a release arrives.
-          self._news.clear()
+          self._has_changed.clear()
           with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE):
-              await self._news.wait()
-        flight = following
+            async with asyncio.timeout(_POLL_SECONDS):
+              await self._has_changed.wait()
+        call = next_call
     except BaseException as error:
-      for left in (flight, following):
+      for unfinished in (call, next_call):
+        if unfinished is None:
+          continue
         # Cancel calls, or retrieve their errors so that asyncio logs none.
-        if left and not left.decoded.cancel() and not left.decoded.cancelled():
-          left.decoded.exception()
+        decoded = unfinished.decoded
+        if not decoded.cancel() and not decoded.cancelled():
+          decoded.exception()
       if not isinstance(error, Exception):
         # Cancelled: no call may still use the pages when the next one starts.
         self._device.drain()
@@ -279,11 +333,14 @@ class JaxEngine:
   def _admit(self) -> None:
     """Admits queued turns in order of arrival while there are pages.
 
-    Once a turn finds no room, no later one may open a row, so none starves.
+    A turn of an episode that has a row always runs. Any other turn opens a row.
+    Once a turn finds no room, no later one may open a row: otherwise short
+    contexts would overtake a long one forever. A turn whose prefix another row
+    is prefilling waits for it, to share its pages, and blocks no later turn.
     """
-    room = True
+    has_room = True
     waiting: deque[turn_lib.Turn] = deque()
-    copies: deque[kv_memory.Row] = deque()
+    copying: deque[kv_memory.Row] = deque()
     for turn in self._queue:
       address = turn.request.address
       row = self._memory.get(address)
@@ -291,160 +348,202 @@ class JaxEngine:
         dropped = self._memory.resume(row, turn.context)
         self.counters["discarded_tokens"] += dropped
         self.counters["reused_tokens"] += row.cached
-      elif room and not self._memory.filling(turn.context):
-        first = turn.request.turn == 0 and not turn.logps
-        row = self._memory.open(address, turn.context, prompt=first)
-        room = row is not None
+      elif has_room and not self._memory.is_prefix_filling(turn.context):
+        # Only prompts are shared: a preempted turn has sampled tokens.
+        is_prompt = turn.request.turn == 0 and not turn.logps
+        row = self._memory.open_row(address, turn.context, is_prompt=is_prompt)
+        has_room = row is not None
         if row is not None:
           self.counters["shared_tokens"] += row.cached
-          if row.copied:
-            copies.append(row)
+          if row.copy_sources:
+            copying.append(row)
       if row is None:
         waiting.append(turn)
       else:
         turn.row = row
         self._running.append(turn)
     self._queue = waiting
-    while copies:
-      self._copy(copies)
+    while copying:
+      self._copy_pages(copying)
 
-  def _copy(self, rows: deque[kv_memory.Row]) -> None:
+  def _copy_pages(self, rows: deque[kv_memory.Row]) -> None:
     """Makes one call that copies shared partial pages for the first rows."""
-    call = self._memory.lanes(self._config.prefill_lanes)
-    size = 2, len(rows[0].pages), len(call.table)
-    sources, targets = np.full(size, kv_memory.PADDING, np.int32)
-    while rows and (lane := call.lane(rows[0])) is not None:
+    lanes = self._memory.new_lanes(self._config.prefill_lanes)
+    shape = len(rows[0].pages), len(lanes.table)  # pools, width
+    # Unused lanes copy the padding page to itself.
+    sources = np.full(shape, kv_memory.PADDING, np.int32)
+    targets = np.full(shape, kv_memory.PADDING, np.int32)
+    while rows and (lane := lanes.assign(rows[0])) is not None:
       row = rows.popleft()
-      sources[:, lane] = row.copied
-      targets[:, lane] = [pages[row.own] for pages in row.pages]
+      sources[:, lane] = row.copy_sources
+      targets[:, lane] = [pages[row.first_own] for pages in row.pages]
       self._memory.mark_ready(row)
     self._device.copy(sources, targets)
 
-  def _fits(
+  def _grow_row(
     self, turn: turn_lib.Turn, tokens: int, busy: Collection[kv_memory.Row]
   ) -> bool:
-    """Grows a turn's row to `tokens` tokens; returns whether it could."""
+    """Grows a turn's row to `tokens` tokens, if pages can be found.
+
+    Rows in `busy` keep their pages; younger rows may lose theirs.
+
+    Returns:
+      Whether the row now has pages for `tokens` tokens.
+    """
     if self._memory.get(turn.request.address) is not turn.row:
       return False  # Its pages were preempted by an earlier turn in this loop.
-    gone = self._memory.grow(turn.row, tokens, busy)
-    if gone:
-      self.counters["preemptions"] += len(gone)
+    preempted = self._memory.grow(turn.row, tokens, busy)
+    if preempted:
+      self.counters["preemptions"] += len(preempted)
       # Preempted turns return to the front of the queue and prefill again.
-      lost = [t for t in self._running if t.request.address in gone]
-      self._queue.extendleft(lost)
-      self._running = [t for t in self._running if t not in lost]
-    return self._memory.holds(turn.row, tokens)
+      requeued = [t for t in self._running if t.request.address in preempted]
+      self._queue.extendleft(requeued)
+      self._running = [t for t in self._running if t not in requeued]
+    return self._memory.has_pages(turn.row, tokens)
 
-  def _flying(self) -> set[kv_memory.Row]:
-    return {turn.row for turn in self._running if turn.flying}
+  def _idle_turns(self) -> list[turn_lib.Turn]:
+    """Returns the turns that have a row and are in no decode call."""
+    return [turn for turn in self._running if not turn.is_decoding]
 
-  def _prefill(self, *, full: bool) -> None:
+  def _decoding_rows(self) -> set[kv_memory.Row]:
+    """Returns the rows that the running decode call writes to."""
+    return {turn.row for turn in self._running if turn.is_decoding}
+
+  def _prefill(self, *, must_fill: bool) -> None:
     """Prefills turns while lanes of the next decode call would stay empty.
 
     Args:
-      full: prefill only if there are enough turns to fill the largest call.
+      must_fill: prefill only if there are turns for all lanes of the largest
+        call.
     """
-    most = self._config.lanes[-1]
-    while not self._given:  # Decode calls prefill otherwise.
-      free = [turn for turn in self._running if not turn.flying]
-      missing = [turn for turn in free if turn.missing > 0]
-      if not missing or len(free) - len(missing) >= most:
+    if self._decode_prefill:
+      return
+    lanes = self._config.lanes[-1]
+    while True:
+      idle = self._idle_turns()
+      incomplete = [turn for turn in idle if turn.missing > 0]
+      ready = len(idle) - len(incomplete)
+      if not incomplete or ready >= lanes:
         return
-      if (full and len(free) < most) or not self._prefill_some(missing):
+      if must_fill and len(idle) < lanes:
         return
+      if not self._prefill_call(incomplete):
+        return
+      # Turns that waited for these pages can share them now.
       self._admit()
 
-  def _prefill_some(self, turns: Sequence[turn_lib.Turn]) -> bool:
+  def _prefill_call(self, turns: Sequence[turn_lib.Turn]) -> bool:
     """Makes one prefill call with chunks of missing tokens, oldest turn first.
+
+    A long context takes several lanes, one for each chunk.
 
     Returns:
       False if no turn has room, because running decode calls hold the pages.
     """
-    width, chunk = self._config.prefill_lanes, self._config.prefill_chunk
-    call = self._memory.lanes(width)
+    width = self._config.prefill_lanes
+    chunk = self._config.prefill_chunk
+    lanes = self._memory.new_lanes(width)
     tokens = np.zeros((width, chunk), np.int32)
-    starts, counts = np.zeros((2, width), np.int32)
-    busy = self._flying()
+    starts = np.zeros(width, np.int32)
+    counts = np.zeros(width, np.int32)
+    busy = self._decoding_rows()
     rows: set[kv_memory.Row] = set()
     for turn in turns:
-      row, context = turn.row, turn.context
-      if not call.room(row) or not self._fits(
-        turn, len(context) - 1, busy | rows
-      ):
+      row = turn.row
+      end = len(turn.context) - 1
+      if not lanes.free_count(row):
         continue
-      most = row.cached + call.room(row) * chunk
-      self._memory.advance(row, min(len(context) - 1, most))
-      while turn.missing > 0 and (lane := call.lane(row)) is not None:
-        ids = context[row.cached : -1][:chunk]
+      if not self._grow_row(turn, end, busy | rows):
+        continue
+      reached = row.cached + lanes.free_count(row) * chunk
+      self._memory.slide_windows(row, min(end, reached))
+      while turn.missing > 0 and (lane := lanes.assign(row)) is not None:
+        ids = turn.context[row.cached : -1][:chunk]
         tokens[lane, : len(ids)] = ids
-        starts[lane], counts[lane] = row.cached, len(ids)
+        starts[lane] = row.cached
+        counts[lane] = len(ids)
         row.cached += len(ids)
         rows.add(row)
     if not rows:
       return False
     self.counters["prefilled_tokens"] += int(counts.sum())
     self.counters["prefill_calls"] += 1
-    self._device.prefill(kv_store.Chunks(call.table, tokens, starts, counts))
+    self._device.prefill(
+      kv_store.Chunks(
+        table=lanes.table, tokens=tokens, starts=starts, counts=counts
+      )
+    )
     for row in rows:
       self._memory.mark_ready(row)
     return True
 
-  def _launch(self, *, full: bool) -> _Flight | None:
+  def _launch(self, *, must_fill: bool) -> _DecodeCall | None:
     """Starts a decode call for the turns that have run longest, if any.
 
     Args:
-      full: start a call only if it fills all lanes of the largest size.
+      must_fill: start a call only if it fills all lanes of the largest size.
     """
-    free = [turn for turn in self._running if not turn.flying]
-    ready = [turn for turn in free if self._given or turn.missing == 0]
+    ready = [
+      turn
+      for turn in self._idle_turns()
+      if self._decode_prefill or turn.missing == 0
+    ]
     sizes = self._config.lanes
-    if full and len(ready) < sizes[-1]:
+    if must_fill and len(ready) < sizes[-1]:
       return None
-    width = next((n for n in sizes if n >= len(ready)), sizes[-1])
-    call, busy = self._memory.lanes(width), self._flying()
-    lanes: dict[int, turn_lib.Turn] = {}
+    width = next((size for size in sizes if size >= len(ready)), sizes[-1])
+    lanes = self._memory.new_lanes(width)
+    busy = self._decoding_rows()
+    turns: dict[int, turn_lib.Turn] = {}  # By lane.
     for turn in ready:
       row = turn.row
-      tokens = min(self._config.decode_steps, turn.missing + turn.left)
-      if call.room(row) and self._fits(turn, row.cached + tokens, busy):
-        self._memory.advance(row, row.cached + tokens)
-        lane = call.lane(row)
+      steps = min(self._config.decode_steps, turn.missing + turn.remaining)
+      end = row.cached + steps
+      if lanes.free_count(row) and self._grow_row(turn, end, busy):
+        self._memory.slide_windows(row, end)
+        lane = lanes.assign(row)
         assert lane is not None  # There is room.
-        lanes[lane], turn.flying = turn, True
+        turns[lane] = turn
+        turn.is_decoding = True
         busy.add(row)
-    if not lanes:
+    if not turns:
       return None
+    finished_rows = max(1, int(len(turns) * _FINISHED_SHARE))
     decoded = self._device.decode(
-      turn_lib.decode_rows(call.table, lanes, self._given),
+      turn_lib.decode_rows(lanes.table, turns, self._decode_prefill),
       self._halting.tokens,
-      enough=len(lanes) - max(1, int(len(lanes) * _FINISHED)),
+      enough=len(turns) - finished_rows,
       restricted=any(
-        sampling_lib.restricts(turn.sampling) for turn in lanes.values()
+        sampling_lib.restricts(turn.sampling) for turn in turns.values()
       ),
     )
-    return _Flight(width, lanes, asyncio.wrap_future(decoded))
+    return _DecodeCall(width, turns, asyncio.wrap_future(decoded))
 
-  def _land(self, flight: _Flight, decoded: kv_store.Decoded) -> None:
+  def _finish_call(self, call: _DecodeCall, decoded: kv_store.Decoded) -> None:
     """Hands out the tokens of a decode call."""
     steps = decoded.counts  # Of each lane.
     self.counters.update(
       decode_calls=1,
-      lanes_offered=flight.width * int(steps.max()),
+      lanes_offered=call.width * int(steps.max()),
       lanes_used=int(steps.sum()),
-      sampled_tokens=int(decoded.counts.sum()),
+      sampled_tokens=int(steps.sum()),
     )
-    over = set()
-    for lane, turn in flight.lanes.items():
-      taken = turn.extend(decoded, lane)
-      self.counters["sampled_tokens"] -= taken
-      self.counters["prefilled_tokens"] += taken
-      # The pages of a row that was released meanwhile are others'.
-      if taken and self._memory.get(turn.request.address) is turn.row:
+    ended = set()
+    for lane, turn in call.lanes.items():
+      prefilled = turn.extend(decoded, lane)
+      self.counters["sampled_tokens"] -= prefilled
+      self.counters["prefilled_tokens"] += prefilled
+      # The pages of a row that was released meanwhile may belong to others.
+      if prefilled and self._memory.get(turn.request.address) is turn.row:
         self._memory.mark_ready(turn.row)
-      done = turn.ended(self._tokenizer, self._halting.tokens, self._version)
-      if done is not None:
-        over.add(id(turn))
+      generation = turn.generation(
+        self._tokenizer, self._halting.tokens, self._version
+      )
+      if generation is not None:
+        ended.add(id(turn))
         if not turn.future.done():
           experts = self._device.experts(turn.row)
-          turn.future.set_result(dataclasses.replace(done, experts=experts))
-    self._running = [turn for turn in self._running if id(turn) not in over]
+          turn.future.set_result(
+            dataclasses.replace(generation, experts=experts)
+          )
+    self._running = [turn for turn in self._running if id(turn) not in ended]

@@ -1,8 +1,13 @@
 """The device side of the in-process engine: KV pages and jitted calls.
 
-A call takes a fixed number of rows and pads missing ones, so each size compiles
-once. The numbers of a row depend only on its own tokens, not on the other rows
-of the call.
+There are three: `copy` duplicates pages, `prefill` appends known tokens to
+rows, `decode` samples tokens. A call takes a fixed number of rows and pads
+missing ones, so each size compiles once. The result of a row depends only on
+its own tokens, not on the other rows of the call.
+
+Pages are donated: a call updates them in place and returns them. On one CPU,
+decode does not attend to pages but to rows that it gathers from them at its
+start and writes back at its end (`gathered_attention` explains why).
 """
 
 from __future__ import annotations
@@ -36,14 +41,19 @@ GatheredRows = tuple[gathered_attention.Rows, ...]
 class Model:
   """How the rows of all calls are computed.
 
-  a: the architecture, without adapters. dtype: of activations and matrix
-  products. stored: dtype of pages. paged: attention over pages. gathered:
-  attention of decode over gathered rows; None if decode reads the pages too.
-  fused: see `serving.prepare`. mesh: of all arrays. records: whether calls
-  return the experts that tokens choose. exact: whether pages are attended to
-  token by token, so that a token's result does not depend on the other tokens
-  of its row in the call.
-  pools: of pages, 2 if windowed layers have their own.
+  Attributes:
+    a: the architecture, without adapters.
+    dtype: dtype of activations and matrix products.
+    stored: dtype of pages.
+    paged: attention over pages.
+    gathered: attention of decode over gathered rows; None if decode reads the
+      pages too.
+    fused: see `serving.prepare`.
+    mesh: mesh of all arrays.
+    records: whether calls return the experts that tokens choose.
+    exact: whether attention takes one token at a time, so that a token's result
+      does not depend on the other tokens of its row in the call.
+    pools: number of pools of pages, 2 if windowed layers have their own.
   """
 
   a: architecture_lib.Architecture
@@ -66,25 +76,43 @@ class Model:
       a,
       dtype=self.dtype,
       fused=self.fused,
-      mesh=self._several,
+      mesh=self._multi_device_mesh,
     )
 
   @property
-  def _several(self) -> jax.sharding.Mesh | None:
+  def _multi_device_mesh(self) -> jax.sharding.Mesh | None:
     """The mesh, if it has several devices."""
     return self.mesh if self.mesh.size > 1 else None
 
   def extend(
-    self, params: decoder.Params, *rows: Any
+    self,
+    params: decoder.Params,
+    tokens: jax.Array,
+    starts: jax.Array,
+    counts: jax.Array,
+    caches: Any,
+    attend: Any,
   ) -> tuple[jax.Array, tuple[Any, ...], jax.Array | None]:
-    """Appends tokens to cached rows; see `serving.extend`.
+    """Appends tokens to cached rows.
 
-    Experts are None unless the model `records` them.
+    Args:
+      params, tokens, starts, counts, caches, attend: as of `serving.extend`.
+
+    Returns:
+      As `serving.extend`, but no experts unless the model `records` them.
     """
-    hidden, caches, chosen = serving.extend(
-      params, self.a, *rows, dtype=self.dtype, mesh=self._several
+    hidden, caches, expert_ids = serving.extend(
+      params,
+      self.a,
+      tokens,
+      starts,
+      counts,
+      caches,
+      attend,
+      dtype=self.dtype,
+      mesh=self._multi_device_mesh,
     )
-    return hidden, caches, chosen if self.records else None
+    return hidden, caches, expert_ids if self.records else None
 
   def table(self, tables: jax.Array, *, windowed: bool) -> jax.Array:
     """Returns the columns of `[R, pools M]` that list a layer's pages."""
@@ -95,17 +123,21 @@ class Model:
     """Returns attention over pages, which `tables` list for each row."""
 
     def attend(q, k, v, pages, positions, real, window=None, sinks=None):
-      (b, t), tokens = q.shape[:2], (q, k, v, positions, real)
+      b, t = q.shape[:2]
       windowed = window is not None and window < layer_options.NO_WINDOW
-      numbers = self.table(tables, windowed=windowed)
+      page_numbers = self.table(tables, windowed=windowed)
       if self.exact:
-        # Kernels divide the keys of a row by its last token: each token is one.
-        numbers = jnp.repeat(numbers, t, axis=0)
-        tokens = jax.tree.map(
-          lambda x: x.reshape(b * t, 1, *x.shape[2:]), tokens
+        # Kernels split the keys of a row into parts whose number depends on the
+        # row's last token. As rows of one token, tokens do not affect each
+        # other's order of summation.
+        page_numbers = jnp.repeat(page_numbers, t, axis=0)
+        q, k, v, positions, real = jax.tree.map(
+          lambda x: x.reshape(b * t, 1, *x.shape[2:]),
+          (q, k, v, positions, real),
         )
-      rows = *tokens[:3], pages, numbers, *tokens[3:]
-      out, pages = self.paged(*rows, window, sinks)
+      out, pages = self.paged(
+        q, k, v, pages, page_numbers, positions, real, window, sinks
+      )
       return out.reshape(b, t, *out.shape[2:]), pages
 
     return attend
@@ -121,7 +153,13 @@ def make_model(
 ) -> Model:
   """Returns how rows are computed on a mesh.
 
-  With `records`, calls return the experts that tokens choose, if there are any.
+  Args:
+    config: pages, their dtype and the kernels of attention.
+    a: the policy's architecture, adapters included or not.
+    mesh: mesh of the parameters and pages.
+    dtype: compute type.
+    records: whether calls return the experts that tokens choose, if the policy
+      has any.
 
   Raises:
     ValueError: `engine.attention` cannot run there or read `engine.kv_dtype`.
@@ -129,7 +167,8 @@ def make_model(
   dtype = jnp.dtype(dtype)
   stored = pages_lib.storage_dtype(config.kv_dtype, dtype)
   device = mesh.devices.flat[0]
-  platform, several = device.platform, mesh if mesh.size > 1 else None
+  platform = device.platform
+  several = mesh if mesh.size > 1 else None
   paged = paged_attention.Paged(
     paged_attention.choose(
       config.attention,
@@ -150,26 +189,28 @@ def make_model(
   )
   return Model(
     a.without_lora(),
-    dtype,
-    stored,
-    paged,
-    gathered if platform == "cpu" and several is None else None,
+    dtype=dtype,
+    stored=stored,
+    paged=paged,
+    gathered=gathered if platform == "cpu" and several is None else None,
     # The GPU compiler would otherwise join the matrices in every decode step.
     fused=platform in ("gpu", "cuda"),
     mesh=mesh,
     records=records and bool(a.experts),
     exact=config.exact,
-    pools=len(kv_memory.pages(config, a, shards=mesh.shape["data"])),
+    pools=len(kv_memory.pool_sizes(config, a, shards=mesh.shape["data"])),
   )
 
 
 class Chunks(NamedTuple, Generic[A]):
   """The rows of a prefill call; several may be chunks of one sequence.
 
-  table: int `[R, pools M]`, pages of each row; those of a second pool follow
-  those of the first. tokens: int `[R, C]`, padded at the end. starts: int
-  `[R]`, position of each chunk's first token. counts: int `[R]`, tokens of each
-  chunk; 0 for padding rows.
+  Attributes:
+    table: int `[R, pools M]`, pages of each row; those of a second pool follow
+      those of the first.
+    tokens: int `[R, C]`, padded at the end.
+    starts: int `[R]`, position of each chunk's first token.
+    counts: int `[R]`, tokens of each chunk; 0 for padding rows.
   """
 
   table: A
@@ -181,14 +222,19 @@ class Chunks(NamedTuple, Generic[A]):
 class Turns(NamedTuple, Generic[A]):
   """The rows of a decode call.
 
-  table: as in `Chunks`, with room for the sampled tokens.
-  last: int `[R]`, each row's last token, which is not yet cached. starts: int
-  `[R]`, number of tokens cached in the row's pages. limits: int `[R]`, maximum
-  number of tokens to sample; 0 for padding rows. addresses: uint32 `[R, n]`,
-  the turn's address. sampled: int `[R]`, tokens of this turn sampled in
-  earlier calls. stops: uint32 `[R]`, the bit of `Draws.halts` that halts the
-  row. given: int `[R, steps]`, tokens that the row takes before it draws, then
-  -1; `sampled` then starts below 0. None if every token is drawn.
+  Attributes:
+    table: int `[R, pools M]`, as in `Chunks`, with room for the sampled tokens.
+    last: int `[R]`, each row's last token, which is not yet cached.
+    starts: int `[R]`, number of tokens cached in the row's pages.
+    limits: int `[R]`, maximum number of tokens to sample; 0 for padding rows.
+    addresses: uint32 `[R, n]`, the turn's address.
+    sampled: int `[R]`, number of tokens of this turn that earlier calls
+      sampled; it numbers the draws. Negative while tokens are `forced`.
+    stops: uint32 `[R]`, the bit of `Draws.halts` that halts the row.
+    settings: temperature, top-p and top-k of each row.
+    forced: int `[R, steps]`, context tokens that the row takes before it draws,
+      then -1; None if every token is drawn. So decode also prefills, and one
+      program computes all tokens (`engine.exact`).
   """
 
   table: A
@@ -199,12 +245,15 @@ class Turns(NamedTuple, Generic[A]):
   sampled: A
   stops: A
   settings: sampling_lib.Settings[A]
-  given: A | None = None
+  forced: A | None = None
 
 
 class Draws(NamedTuple):
-  """halts: uint32 `[V]`, the rows that each token halts, by their bit
-  `Turns.stops`. seed: PRNG key of the run.
+  """Inputs of a decode call that all rows share.
+
+  Attributes:
+    halts: uint32 `[V]`. A token halts the rows whose `Turns.stops` bit it has.
+    seed: PRNG key of the run.
   """
 
   halts: jax.Array
@@ -212,13 +261,20 @@ class Draws(NamedTuple):
 
 
 class Decoded(NamedTuple):
-  """The tokens that a decode call sampled; row r has `counts[r]` of them."""
+  """The tokens that a decode call sampled.
 
-  tokens: jax.Array  # int32 [R, steps]
-  logps: jax.Array  # float32 [R, steps]
-  counts: jax.Array  # int32 [R]
-  # [R, >= steps, L, K], ids that the call's first `counts[r]` inputs chose, as
-  # in `experts.record`; None if the model does not record them.
+  Attributes:
+    tokens: int32 `[R, steps]`; only the first `counts[r]` of row r count.
+    logps: float32 `[R, steps]`, their log-probabilities.
+    counts: int32 `[R]`, number of sampled tokens of each row.
+    experts: `[R, >= steps, L, K]`, the experts that the call's first
+      `counts[r]` input tokens chose, as in `experts.record`; None if the model
+      does not record them.
+  """
+
+  tokens: jax.Array
+  logps: jax.Array
+  counts: jax.Array
   experts: jax.Array | None = None
 
 
@@ -230,13 +286,20 @@ def allocator(
   *,
   mesh: jax.sharding.Mesh,
 ) -> Callable[[], pages_lib.Pools]:
-  """Returns a function that allocates zeroed pages, which it compiles once.
+  """Returns a function that allocates zeroed pages; it compiles once.
 
-  They have the sharding that the calls return. With another sharding, the first
-  call of each kind would compile twice. Each shard of `data` has `pages` of its
-  own in each pool, the padding page included, of `size` tokens each.
+  The pages have the sharding that the calls return. With another sharding, the
+  first call of each kind would compile twice.
+
+  Args:
+    a: the architecture.
+    pages: number of pages of each pool and shard, see `kv_memory.pool_sizes`.
+    size: number of tokens of a page.
+    dtype: dtype of keys and values.
+    mesh: each shard of its `data` axis has `pages` of its own.
   """
-  counts = tuple(n * mesh.shape["data"] for n in pages)
+  shards = mesh.shape["data"]
+  counts = tuple(pool_pages * shards for pool_pages in pages)
   make = functools.partial(pages_lib.empty, a, counts, size, dtype)
   return jax.jit(make, out_shardings=sharding(a, mesh))
 
@@ -246,16 +309,23 @@ def empty_rows(
 ) -> GatheredRows:
   """Returns memory for the rows that `decode` gathers, of every layer.
 
-  It is () where decode reads the pages. A call has `lanes` rows of `columns`
-  pages and samples at most `steps` tokens.
+  Args:
+    model: how rows are computed.
+    pages: the pages of all layers; only their shapes matter.
+    lanes: number of rows of a call.
+    columns: number of pages of a row.
+    steps: maximum number of tokens that a call samples.
+
+  Returns:
+    Memory for each layer; () if decode reads the pages.
   """
   if model.gathered is None:
     return ()
   make = functools.partial(
     model.gathered.empty, lanes=lanes, columns=columns, steps=steps
   )
-  whole = jax.sharding.NamedSharding(model.mesh, jax.P())
-  return tuple(map(jax.jit(make, out_shardings=whole), pages))
+  replicated = jax.sharding.NamedSharding(model.mesh, jax.P())
+  return tuple(map(jax.jit(make, out_shardings=replicated), pages))
 
 
 def sharding(
@@ -274,8 +344,11 @@ def sharding(
       "that sample; expected a divisor of them."
     )
   data, tensor = paged_attention.row_and_head_axes(mesh)
-  # Compiled programs return shardings without None at their ends.
-  axes = (tensor, data) if data else (tensor,) if tensor else ()
+  # Compiled programs return shardings without None at their ends. An equal
+  # sharding that is spelled otherwise would compile the calls again.
+  axes = [tensor, data]
+  while axes and not axes[-1]:
+    axes.pop()
   return jax.sharding.NamedSharding(mesh, jax.P(*axes))
 
 
@@ -291,26 +364,33 @@ def copy(
 ) -> pages_lib.Pools:
   """Copies pages `sources` to pages `targets`; reads all before writing any.
 
-  `pages` are donated. `sources` and `targets`, int `[R]` of each pool, are page
-  numbers within each data shard; the first R / shards entries belong to the
-  first shard, and so on.
+  Args:
+    pages: donated.
+    sources: int `[R]` for each pool, page numbers within each data shard; the
+      first R / shards entries belong to the first shard, and so on.
+    targets: as `sources`.
+    model: how rows are computed.
+
+  Returns:
+    The pages with the copies.
   """
   shards = model.mesh.shape["data"]
 
-  def moved(i: int, x: jax.Array) -> jax.Array:
-    """Copies within pages `[K, P, ...]` of pool `i`, not across shards."""
+  def copied(pool: int, x: jax.Array) -> jax.Array:
+    """Copies within pages `[K, P, ...]` of a pool, not across shards."""
     k, p, *page = x.shape
-    cut = x.reshape(k, shards, p // shards, *page)
+    by_shard = x.reshape(k, shards, p // shards, *page)
     shard = jnp.arange(shards)[:, None]
-    old, new = (
-      numbers[i].reshape(shards, -1) for numbers in (sources, targets)
-    )
-    return cut.at[:, shard, new].set(cut[:, shard, old]).reshape(x.shape)
+    source = sources[pool].reshape(shards, -1)
+    target = targets[pool].reshape(shards, -1)
+    content = by_shard[:, shard, source]
+    return by_shard.at[:, shard, target].set(content).reshape(x.shape)
 
-  return tuple(
-    jax.tree.map(functools.partial(moved, -int(i in model.a.windowed)), layer)
-    for i, layer in enumerate(pages)
-  )
+  layers = []
+  for i, layer in enumerate(pages):
+    pool = -1 if i in model.a.windowed else 0  # The last pool has the windows.
+    layers.append(jax.tree.map(functools.partial(copied, pool), layer))
+  return tuple(layers)
 
 
 @functools.partial(
@@ -323,16 +403,27 @@ def prefill(
   *,
   model: Model,
 ) -> tuple[pages_lib.Pools, jax.Array | None]:
-  """Appends known tokens to some rows (chunked prefill), in donated pages.
+  """Appends known tokens to some rows (chunked prefill).
 
-  Returns the pages and, if the model records them, the tokens' experts
-  `[R, C, L, K]`.
+  Args:
+    params: the policy's, as returned by `Model.prepare`.
+    pages: donated.
+    chunks: the rows.
+    model: how the rows are computed.
+
+  Returns:
+    The pages with the tokens and, if the model records them, the tokens'
+    experts `[R, C, L, K]`.
   """
-  table, tokens, starts, counts = chunks
-  _, pages, chosen = model.extend(
-    params, tokens, starts, counts, pages, model.over_pages(table)
+  _, pages, expert_ids = model.extend(
+    params,
+    tokens=chunks.tokens,
+    starts=chunks.starts,
+    counts=chunks.counts,
+    caches=pages,
+    attend=model.over_pages(chunks.table),
   )
-  return pages, chosen
+  return pages, expert_ids
 
 
 @functools.partial(jax.jit, static_argnames=("model", "size", "shards"))
@@ -346,8 +437,15 @@ def score(
 ) -> jax.Array:
   """Scores a sequence by the computation of prefill, in separate pages.
 
-  `params` are of `Model.prepare`, `tokens` int `[T]`, and pages have `size` of
-  them. Each of the data `shards` scores the whole sequence.
+  Each data shard scores the whole sequence: a comparison then finds a device
+  whose weights are wrong.
+
+  Args:
+    params: the policy's, as returned by `Model.prepare`.
+    tokens: int `[T]`.
+    model: how rows are computed.
+    size: number of tokens of a page.
+    shards: number of data shards.
 
   Returns:
     float32 `[shards, T - 1]`, log-probabilities of all tokens but the first, at
@@ -372,13 +470,13 @@ def score(
 
 
 class _Carry(NamedTuple):
-  """What the decode loop changes."""
+  """The state of the decode loop."""
 
   step: jax.Array
   last: jax.Array  # int [R], each row's last token
   caches: tuple[Any, ...]  # of each layer: pages, or gathered rows
   done: jax.Array  # bool [R], rows that have halted
-  found: Decoded
+  decoded: Decoded  # the tokens so far
 
 
 @functools.partial(
@@ -400,10 +498,15 @@ def decode(
 ) -> tuple[pages_lib.Pools, GatheredRows, Decoded]:
   """Samples up to `steps` tokens for each row, until the row halts.
 
+  The steps are one loop on the device, so the host schedules once for all of
+  them. A row that halts stays in the loop and changes nothing, because shapes
+  are fixed. The loop ends early once few rows (`enough`) are running, so that
+  the host can give the other lanes to turns that wait.
+
   Args:
     params: the policy's, as returned by `Model.prepare`.
     pages: donated.
-    rows: of `empty_rows`, for as many lanes; donated.
+    rows: memory from `empty_rows`, for as many lanes; donated.
     turns: the rows.
     enough: int, the call ends when at most `enough` rows are still running.
     draws: the run's seed and the tokens that halt a row.
@@ -419,7 +522,7 @@ def decode(
   keys = row_keys(turns.addresses)
   limits = jnp.minimum(turns.limits, steps)
   gathered = model.gathered
-  # What decode reads and writes of each layer, and its attention.
+  # The cache of each layer that decode reads and writes, and its attention.
   caches: tuple[Any, ...] = pages
   attend: Any = model.over_pages(turns.table)
   tables = [
@@ -433,78 +536,99 @@ def decode(
       for row, x, table in zip(rows, pages, tables, strict=True)
     )
 
-  def goes_on(carry: _Carry) -> jax.Array:
+  def continues(carry: _Carry) -> jax.Array:
     # Always run one step; a call without a step would be scheduled forever.
-    left = jnp.sum(~carry.done)
-    return (left > enough) | ((carry.step == 0) & (left > 0))
+    running = jnp.sum(~carry.done)
+    return (running > enough) | ((carry.step == 0) & (running > 0))
 
   def draw(
     logits: jax.Array,
     key: jax.Array,
     count: jax.Array,
     settings: sampling_lib.Settings[jax.Array],
-    given: jax.Array | None,
+    forced: jax.Array | None,
   ) -> tuple[jax.Array, jax.Array]:
     key = jax.random.fold_in(key, count)
     return sampling_lib.sample(
-      logits, key, settings, restricted=restricted, given=given
+      logits, key, settings, restricted=restricted, forced=forced
     )
 
-  draws_of_row = jax.vmap(draw, in_axes=(0, None, 0, None, 0))
+  draw_row = jax.vmap(draw, in_axes=(0, None, 0, None, 0))
   update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
   record: Any = jax.vmap(update)
 
   def step(carry: _Carry) -> _Carry:
-    i, last, caches, done, found = carry
-    going = (~done).astype(jnp.int32)
-    given = turns.given
-    if given is not None:
-      at = found.counts[:, None]
-      given = jnp.take_along_axis(given, at, 1, mode="fill", fill_value=-1)
-    hidden, caches, chosen = model.extend(
+    done = carry.done
+    decoded = carry.decoded
+    new_tokens = (~done).astype(jnp.int32)  # 1, or 0 for rows that halted.
+    forced = turns.forced
+    if forced is not None:
+      columns = decoded.counts[:, None]
+      # Past the last column every token is drawn.
+      forced = jnp.take_along_axis(
+        forced, columns, 1, mode="fill", fill_value=-1
+      )
+    hidden, caches, expert_ids = model.extend(
       params,
-      last[:, None],
-      turns.starts + found.counts,
-      going,
-      caches,
-      attend,
+      tokens=carry.last[:, None],
+      starts=turns.starts + decoded.counts,
+      counts=new_tokens,
+      caches=carry.caches,
+      attend=attend,
     )
-    drawn, logps = jax.vmap(draws_of_row)(
+    drawn, logps = jax.vmap(draw_row)(
       decoder.logits(params, hidden),
       keys,
-      (turns.sampled + found.counts)[:, None],
+      (turns.sampled + decoded.counts)[:, None],
       turns.settings,
-      given,
+      forced,
     )
     halts = draws.halts[drawn] & turns.stops[:, None] != 0
-    if given is not None:
-      halts &= given < 0
-    here = (jnp.arange(steps) == found.counts[:, None]) & ~done[:, None]
-    counts = found.counts + going
-    found = Decoded(
-      jnp.where(here, drawn, found.tokens),
-      jnp.where(here, logps, found.logps),
-      counts,
-      None if chosen is None else record(found.experts, chosen, found.counts),
+    if forced is not None:
+      halts &= forced < 0
+    # Rows have different counts, so each writes to a column of its own.
+    is_column = jnp.arange(steps) == decoded.counts[:, None]
+    is_new = is_column & ~done[:, None]
+    counts = decoded.counts + new_tokens
+    recorded = None
+    if expert_ids is not None:
+      recorded = record(decoded.experts, expert_ids, decoded.counts)
+    return _Carry(
+      step=carry.step + 1,
+      last=jnp.where(done, carry.last, drawn[:, 0]),
+      caches=caches,
+      done=done | halts[:, 0] | (counts >= limits),
+      decoded=Decoded(
+        tokens=jnp.where(is_new, drawn, decoded.tokens),
+        logps=jnp.where(is_new, logps, decoded.logps),
+        counts=counts,
+        experts=recorded,
+      ),
     )
-    last = jnp.where(done, last, drawn[:, 0])
-    done = done | halts[:, 0] | (counts >= limits)
-    return _Carry(i + 1, last, caches, done, found)
 
-  r = len(limits)
-  tokens, zeros = jnp.zeros((r, steps), jnp.int32), jnp.zeros(r, jnp.int32)
-  logps = jnp.zeros((r, steps), jnp.float32)
-  nothing = Decoded(tokens, logps, zeros)
+  rows_count = len(limits)
+  empty = Decoded(
+    tokens=jnp.zeros((rows_count, steps), jnp.int32),
+    logps=jnp.zeros((rows_count, steps), jnp.float32),
+    counts=jnp.zeros(rows_count, jnp.int32),
+  )
   if model.records:
     like = experts.record(model.a)
-    shape = (r, steps + 1, *like.shape)
-    nothing = nothing._replace(experts=jnp.zeros(shape, like.dtype))
-  first = _Carry(jnp.int32(0), turns.last, caches, limits <= 0, nothing)
-  last = jax.lax.while_loop(goes_on, step, first)
-  if gathered is None:
-    return last.caches, (), last.found
-  pages = tuple(
-    gathered.write_back(x, row, table, last.found.counts)
-    for x, row, table in zip(pages, last.caches, tables, strict=True)
+    # One column more, because halted rows still write, after their last token.
+    shape = (rows_count, steps + 1, *like.shape)
+    empty = empty._replace(experts=jnp.zeros(shape, like.dtype))
+  begin = _Carry(
+    step=jnp.int32(0),
+    last=turns.last,
+    caches=caches,
+    done=limits <= 0,
+    decoded=empty,
   )
-  return pages, last.caches, last.found
+  end = jax.lax.while_loop(continues, step, begin)
+  if gathered is None:
+    return end.caches, (), end.decoded
+  pages = tuple(
+    gathered.write_back(x, row, table, end.decoded.counts)
+    for x, row, table in zip(pages, end.caches, tables, strict=True)
+  )
+  return pages, end.caches, end.decoded

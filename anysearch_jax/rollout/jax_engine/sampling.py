@@ -1,4 +1,9 @@
-"""Draws one token from logits, with a key that follows from its address."""
+"""Draws one token from logits, with a key derived from its address.
+
+A draw depends on the run's seed, the episode's address, the turn and the index
+of the token, and on nothing else: not on the lane, the call or other rows. So a
+run repeats, whatever the timing.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,10 @@ def address_key(seed: jax.Array, address: jax.Array) -> jax.Array:
 class Settings(NamedTuple, Generic[A]):
   """How rows are drawn, as in `config.SamplingConfig`; each `[R]`.
 
-  temperature: float32; 0 is greedy. top_p: float32. top_k: int32.
+  Attributes:
+    temperature: float32; 0 is greedy.
+    top_p: float32; 1 is off.
+    top_k: int32; 0 is off.
   """
 
   temperature: A
@@ -56,7 +64,7 @@ def sample(
   settings: Settings[jax.Array],
   *,
   restricted: bool,
-  given: jax.Array | None = None,
+  forced: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Draws one token.
 
@@ -67,38 +75,37 @@ def sample(
       temperature 1.
     restricted: whether top-p and top-k apply. They need the sorted vocabulary,
       so a program in which no row restricts leaves them out.
-    given: int, the token to return instead of a draw; negative: it is drawn.
+    forced: int, the token to return instead of a draw; negative: draw one.
 
   Returns:
     The token, int32, and its log-probability under
     `log_softmax(logits / temperature)`, before top-p and top-k.
   """
   chex.assert_rank(logits, 1)
-  drawn = settings.temperature > 0
+  is_random = settings.temperature > 0
   logps = jax.nn.log_softmax(
-    logits / jnp.where(drawn, settings.temperature, 1.0)
+    logits / jnp.where(is_random, settings.temperature, 1.0)
   )
   allowed = _restrict(logps, settings) if restricted else logps
-  # The sum that `jax.random.categorical` takes the largest of; greedy rows take
-  # the largest without noise.
+  # `jax.random.categorical` is the argmax of logits and Gumbel noise, too.
+  # Without the noise, the same argmax is the greedy token.
   noise = jax.random.gumbel(key, logits.shape)
-  token = _largest(jnp.where(drawn, noise, 0.0) + allowed)
-  if given is not None:
-    token = jnp.where(given >= 0, given, token)
+  token = _argmax(jnp.where(is_random, noise, 0.0) + allowed)
+  if forced is not None:
+    token = jnp.where(forced >= 0, forced, token)
   return token, logps[token]
 
 
-def _largest(x: jax.Array) -> jax.Array:
+def _argmax(x: jax.Array) -> jax.Array:
   """Returns the index of the largest number of `[V]`, int32; ties: the first.
 
-  A CPU computes `argmax` one number after the other. The maximum, and the
-  smallest index that has it, are vectorised.
+  On CPUs, XLA computes `argmax` one number after the other. It vectorises the
+  maximum, and the minimum of the indices that have it.
   """
 
   def two_passes(x: jax.Array) -> jax.Array:
-    last = len(x) - 1
-    at = jnp.where(x >= jnp.max(x), jnp.arange(len(x), dtype=jnp.int32), last)
-    return jnp.min(at)
+    indices = jnp.arange(len(x), dtype=jnp.int32)
+    return jnp.min(jnp.where(x >= jnp.max(x), indices, len(x) - 1))
 
   return jax.lax.platform_dependent(
     x, cpu=two_passes, default=lambda x: jnp.argmax(x).astype(jnp.int32)
@@ -111,11 +118,13 @@ def _restrict(logps: jax.Array, settings: Settings[jax.Array]) -> jax.Array:
   Top-p (https://arxiv.org/abs/1904.09751) applies to the renormalised top-k. A
   token that ties with the smallest kept one is kept too.
   """
-  _, top_p, top_k = settings
-  ordered = jnp.sort(logps)[::-1]
-  floor = jnp.where(top_k > 0, ordered[top_k - 1], -jnp.inf)
-  p = jax.nn.softmax(jnp.where(ordered >= floor, ordered, -jnp.inf))
-  inside = (jnp.cumsum(p) - p < top_p) & (ordered >= floor)
-  nucleus = jnp.min(jnp.where(inside, ordered, jnp.inf))
-  floor = jnp.where(top_p < 1, nucleus, floor)
+  top_p = settings.top_p
+  top_k = settings.top_k
+  descending = jnp.sort(logps)[::-1]
+  floor = jnp.where(top_k > 0, descending[top_k - 1], -jnp.inf)
+  p = jax.nn.softmax(jnp.where(descending >= floor, descending, -jnp.inf))
+  # A token is in the nucleus if the tokens before it have less than top_p.
+  in_nucleus = (jnp.cumsum(p) - p < top_p) & (descending >= floor)
+  nucleus_floor = jnp.min(jnp.where(in_nucleus, descending, jnp.inf))
+  floor = jnp.where(top_p < 1, nucleus_floor, floor)
   return jnp.where(logps >= floor, logps, -jnp.inf)

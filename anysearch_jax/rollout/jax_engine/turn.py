@@ -1,7 +1,8 @@
 """The turns of the engine, and the tokens that may end them.
 
-A stop text is found in decoded text, wherever token boundaries are. The device
-cannot decode text: it halts a row at every token that could complete a stop
+A stop text such as `</search>` is found in decoded text, wherever token
+boundaries are: a policy may spell it with many different tokens. The device
+cannot decode text, so it halts a row at every token that could complete a stop
 text. The host then decodes the turn, and resumes the row if the turn contains
 no stop text. The completing token is kept whole, even if its text continues
 after the stop text.
@@ -22,9 +23,9 @@ from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout.jax_engine import kv_memory, kv_store
 from anysearch_jax.rollout.jax_engine import sampling as sampling_lib
 
-_BITS = 32
+_BITS = 32  # Of an entry of `Halting.tokens`.
 
-Stop = tuple[str, ...]
+StopTexts = tuple[str, ...]
 
 
 def halting_tokens(
@@ -49,15 +50,20 @@ def halting_tokens(
   """
   suffixes = {stop[i:] for stop in stops for i in range(len(stop))}
   longest = max((len(stop) for stop in stops), default=0)
-  parts = not all(stop.isascii() for stop in stops)
+  is_ascii = all(stop.isascii() for stop in stops)
+
+  def could_complete(text: str) -> bool:
+    prefix_lengths = range(1, min(len(text), longest) + 1)
+    return (
+      any(text[:length] in suffixes for length in prefix_lengths)
+      or any(stop in text for stop in stops)
+      or (not is_ascii and "\N{REPLACEMENT CHARACTER}" in text)
+    )
+
   halts = np.zeros(vocab_size, bool)
   for token, text in enumerate(token_texts):
-    halts[token] = (
-      any(text[:n] in suffixes for n in range(1, min(len(text), longest) + 1))
-      or any(stop in text for stop in stops)
-      or (parts and "\N{REPLACEMENT CHARACTER}" in text)
-    )
-  halts[[i for i in end_of_turn_ids if i < vocab_size]] = True
+    halts[token] = could_complete(text)
+  halts[[token for token in end_of_turn_ids if token < vocab_size]] = True
   return halts
 
 
@@ -65,8 +71,14 @@ class Halting:
   """Finds the tokens that halt the rows of a call.
 
   Each set of stop texts has a bit, and a row halts at the tokens that have its
-  bit. With more sets than bits some share one: their rows then halt more often
-  than they must, which costs time and changes no text.
+  bit. So rows with different stop texts share one call. With more sets than
+  bits, some sets share a bit: their rows then halt more often than they must,
+  which costs time and changes no text.
+
+  Args:
+    tokenizer: the policy's.
+    vocab_size: the policy's.
+    stop: a set of stop texts to add at once.
 
   Attributes:
     tokens: uint32 `[V]`, the bits of each token. A new set replaces the array,
@@ -74,17 +86,21 @@ class Halting:
   """
 
   def __init__(
-    self, tokenizer: tokenizer_lib.Tokenizer, *, vocab_size: int, stop: Stop
+    self,
+    tokenizer: tokenizer_lib.Tokenizer,
+    *,
+    vocab_size: int,
+    stop: StopTexts,
   ):
-    self._ends = tokenizer.end_of_turn_ids
-    self._texts = tokenizer.token_texts()
+    self._end_of_turn_ids = tokenizer.end_of_turn_ids
+    self._token_texts = tokenizer.token_texts()
     self.tokens = np.zeros(vocab_size, np.uint32)
-    self._bits: dict[Stop, int] = {}
+    self._bits: dict[StopTexts, int] = {}
     # The first turns of a run ask for the same set at once.
-    self._adding = threading.Lock()
-    self._add(stop)
+    self._lock = threading.Lock()
+    self._add_stop_texts(stop)
 
-  async def bit(self, stop: Stop) -> int:
+  async def bit(self, stop: StopTexts) -> int:
     """Returns the bit of a set of stop texts.
 
     A new set is computed on another thread, because that may take a second.
@@ -97,16 +113,19 @@ class Halting:
         f"stop: found {stop!r}, expected texts of one character or more."
       )
     if stop not in self._bits:
-      await asyncio.to_thread(self._add, stop)
+      await asyncio.to_thread(self._add_stop_texts, stop)
     return self._bits[stop]
 
-  def _add(self, stop: Stop) -> None:
-    """Gives a set of stop texts its bit, if it has none."""
-    with self._adding:
+  def _add_stop_texts(self, stop: StopTexts) -> None:
+    """Gives a new set of stop texts a bit."""
+    with self._lock:
       if stop in self._bits:
         return
       halts = halting_tokens(
-        self._texts, stop, self._ends, vocab_size=len(self.tokens)
+        self._token_texts,
+        stop,
+        self._end_of_turn_ids,
+        vocab_size=len(self.tokens),
       )
       bit = 1 << (len(self._bits) % _BITS)
       self.tokens = self.tokens | halts * np.uint32(bit)
@@ -117,10 +136,17 @@ class Halting:
 class Turn:
   """A turn that waits or runs; sampled tokens are appended to `context`.
 
-  sampling: how its tokens are drawn. stop_bit: of its stop texts in `Halting`.
-  row: its episode's KV cache, while it runs. flying: whether a decode call in
-  progress contains it. scored: log-probabilities of the tokens of its context
-  that decode calls took; a turn that samples none ends with them.
+  Attributes:
+    request: the request that it answers.
+    future: gets the finished turn.
+    context: the tokens so far: the request's, then the sampled ones.
+    sampling: how its tokens are drawn.
+    stop_bit: the bit of its stop texts in `Halting`.
+    logps: log-probabilities of the sampled tokens.
+    row: its episode's KV cache, while it runs.
+    is_decoding: whether a decode call in progress contains it.
+    context_logps: log-probabilities of the context's tokens, with
+      `engine.exact`. A turn that samples no token returns them.
   """
 
   request: types.GenerateRequest
@@ -130,11 +156,13 @@ class Turn:
   stop_bit: int
   logps: list[float] = dataclasses.field(default_factory=list)
   row: kv_memory.Row = dataclasses.field(init=False, repr=False)
-  flying: bool = False
-  scored: list[float] = dataclasses.field(default_factory=list, repr=False)
+  is_decoding: bool = False
+  context_logps: list[float] = dataclasses.field(
+    default_factory=list, repr=False
+  )
 
   @property
-  def left(self) -> int:
+  def remaining(self) -> int:
     """Number of tokens that the turn may still sample."""
     return self.request.max_tokens - len(self.logps)
 
@@ -144,86 +172,122 @@ class Turn:
     return len(self.context) - 1 - self.row.cached
 
   def extend(self, decoded: kv_store.Decoded, lane: int) -> int:
-    """Adds what a decode call sampled in a lane, and tells its caller.
+    """Appends the tokens that a decode call sampled in a lane.
 
-    Returns how many missing tokens the call took before it sampled.
+    It also passes them to the request's `on_tokens`.
+
+    Returns:
+      The number of tokens of the context that the call prefilled before it
+      sampled; 0 without `engine.exact`.
     """
-    self.flying = False
+    self.is_decoding = False
     count = int(decoded.counts[lane])
-    known = min(count, self.missing)
-    logps, drawn = decoded.logps[lane].tolist(), decoded.tokens[lane]
-    sampled = drawn[known:count].tolist()
+    prefilled = min(count, self.missing)
+    logps = decoded.logps[lane].tolist()
+    sampled = decoded.tokens[lane][prefilled:count].tolist()
     self.context += sampled
-    self.scored[self.row.cached :] = logps[:known]
-    self.logps += logps[known:count]
+    # A preempted turn scores its context again from the first missing token.
+    self.context_logps[self.row.cached :] = logps[:prefilled]
+    self.logps += logps[prefilled:count]
     self.row.cached += count
-    told = self.request.on_tokens
-    if told is not None and sampled and not self.future.done():
-      told(sampled)
-    return known
+    on_tokens = self.request.on_tokens
+    if on_tokens is not None and sampled and not self.future.done():
+      on_tokens(sampled)
+    return prefilled
 
-  def ended(
+  def generation(
     self, tokenizer: tokenizer_lib.Tokenizer, halts: np.ndarray, version: int
   ) -> types.Generation | None:
     """Returns the finished turn, or None if it must sample more tokens.
 
     Args:
-      tokenizer: decodes what was sampled.
+      tokenizer: decodes the sampled tokens.
       halts: `Halting.tokens`.
-      version: of the policy.
+      version: version of the policy.
     """
-    if self.missing > 0 or (self.left > 0 and not self.logps):
-      return None  # The call only took missing tokens.
-    if not self.logps:
-      scored = tuple(self.scored)
-      return types.Generation((), scored, "", types.Finish.LENGTH, ())
+    if self.missing > 0 or (self.remaining > 0 and not self.logps):
+      return None  # The call only prefilled.
+    if not self.logps:  # A request of no token: its context was scored.
+      return types.Generation(
+        token_ids=(),
+        logps=tuple(self.context_logps),
+        text="",
+        finish=types.Finish.LENGTH,
+        versions=(),
+      )
     may_end = int(halts[self.context[-1]]) & self.stop_bit
-    if not may_end and self.left > 0:
+    if not may_end and self.remaining > 0:
       return None
     ids = tuple(self.context[-len(self.logps) :])
     text = tokenizer.decode(ids)
-    said = self.request.cut(text)
-    if said is not None:
+    stopped_text = self.request.cut(text)
+    if stopped_text is not None:
       finish = types.Finish.STOP
     elif ids[-1] in tokenizer.end_of_turn_ids:
       finish = types.Finish.END_OF_TURN
-    elif self.left > 0:
+    elif self.remaining > 0:
       return None
     else:
       finish = types.Finish.LENGTH
-    logps, versions = tuple(self.logps), (version,) * len(ids)
-    return types.Generation(ids, logps, said or text, finish, versions)
+    return types.Generation(
+      token_ids=ids,
+      logps=tuple(self.logps),
+      text=stopped_text or text,
+      finish=finish,
+      versions=(version,) * len(ids),
+    )
 
 
 def decode_rows(
   table: np.ndarray,
-  lanes: Mapping[int, Turn],
-  given: int = 0,
+  turns: Mapping[int, Turn],
+  prefill_limit: int = 0,
 ) -> kv_store.Turns[np.ndarray]:
   """Returns the rows of a decode call; lanes without a turn are padding.
 
-  `table`, int `[R, M]`, has the pages of each lane. A row takes at most `given`
-  of its missing tokens; if that is 0, no turn may miss any.
+  Args:
+    table: int `[R, pools M]`, the pages of each lane.
+    turns: the turns by lane.
+    prefill_limit: number of missing tokens that a row may prefill before it
+      samples. If it is 0, no turn may miss any.
   """
-  last, starts, limits, sampled = np.zeros((4, len(table)), np.int32)
-  addresses = np.zeros((len(table), 5), np.uint32)
-  stops = np.ones(len(table), np.uint32)
-  settings = [config_lib.SamplingConfig()] * len(table)
-  tokens = np.full((len(table), given), -1, np.int32)
-  for lane, turn in lanes.items():
-    missing, starts[lane] = turn.missing, turn.row.cached
+  rows = len(table)
+  last = np.zeros(rows, np.int32)
+  starts = np.zeros(rows, np.int32)
+  limits = np.zeros(rows, np.int32)
+  sampled = np.zeros(rows, np.int32)
+  addresses = np.zeros((rows, 5), np.uint32)
+  stops = np.ones(rows, np.uint32)
+  settings = [config_lib.SamplingConfig()] * rows
+  forced = np.full((rows, prefill_limit), -1, np.int32)
+  for lane, turn in turns.items():
+    missing = turn.missing
+    starts[lane] = turn.row.cached
     last[lane] = turn.context[-1 - missing]
     if missing:
-      taken = turn.context[-missing:][:given]
-      tokens[lane, : len(taken)] = taken
-    limits[lane] = missing + turn.left
+      ids = turn.context[-missing:][:prefill_limit]
+      forced[lane, : len(ids)] = ids
+    limits[lane] = missing + turn.remaining
+    # Negative while tokens are forced, so that the first draw is number 0.
     sampled[lane] = len(turn.logps) - missing
     settings[lane] = turn.sampling
     stops[lane] = turn.stop_bit
-    a, number = turn.request.address, turn.request.turn
-    addresses[lane] = a.rollout, a.question, a.attempt, a.sample, number
+    address = turn.request.address
+    addresses[lane] = (
+      address.rollout,
+      address.question,
+      address.attempt,
+      address.sample,
+      turn.request.turn,
+    )
   return kv_store.Turns(
-    *(table, last, starts, limits, addresses, sampled, stops),
-    sampling_lib.settings(settings),
-    tokens if given else None,
+    table=table,
+    last=last,
+    starts=starts,
+    limits=limits,
+    addresses=addresses,
+    sampled=sampled,
+    stops=stops,
+    settings=sampling_lib.settings(settings),
+    forced=forced if prefill_limit else None,
   )

@@ -1,18 +1,19 @@
-"""Deltas of weights: what changed in a folder's safetensors since a version.
+"""Deltas of weights: the changes of a folder's safetensors since a version.
 
-An optimizer step changes few bfloat16 weights. So where servers do not share
-the trainer's RAM, a delta crosses the network. Beside the servers of a host,
+An optimizer step changes few bfloat16 weights. If the servers do not share the
+trainer's RAM, only a delta crosses the network. On each host of servers,
 
     python anysearch_jax/rollout/servers/delta.py SHARED
 
-keeps a copy of the weights in that host's RAM, patches it, and gives its folder
-the version's name, after which servers load it as any folder. It needs NumPy
-and the standard library only. SHARED is `sglang.weights`.
+keeps a copy of the weights in RAM, patches it, and gives its folder the
+version's name, after which servers load it like any folder. The program needs
+only NumPy and the standard library. SHARED is `sglang.weights`.
 
 A delta is a zip file with a checksum of itself at its end. For each chunk of a
-safetensors file, it has the distances between changed pairs of bytes and their
-XOR with the old ones, and a checksum of the result. What does not fit its base
-is refused, with the reason in a file beside it, and the whole folder is sent.
+safetensors file, it has the distances between changed pairs of bytes, their XOR
+with the old ones, and a checksum of the result. A host refuses a delta that
+does not fit its copy, with the reason in a file next to the delta; the trainer
+then sends the whole folder.
 """
 
 from __future__ import annotations
@@ -32,26 +33,28 @@ import zipfile
 
 import numpy as np
 
-# Where hosts have their copies, each under its version's name.
+# Folder of a host's copies, each under its version's name.
 COPIES = pathlib.Path("/dev/shm/anysearch-copies")
 DELTA = ".delta"
 REFUSED = ".refused"
-_COPYING = ".writing"  # As of `hf.atomic_directory`.
-_LOOK_SECONDS = 0.2
-# Fast; level 9 takes ten times as long for a tenth of the bytes.
-_LEVEL = 1
-_CHUNK = 1 << 24  # Values, of which some arrays of 8 bytes each are in memory.
+_UNFINISHED = ".writing"  # The suffix that `hf.atomic_directory` uses.
+_POLL_SECONDS = 0.2
+# The fastest level; level 9 takes ten times as long and saves a tenth.
+_COMPRESSION_LEVEL = 1
+# Values that are compared at a time. Several arrays of 8 bytes a value are in
+# memory meanwhile.
+_CHUNK_VALUES = 1 << 24
 _INDEX = "index.json"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
-  """Writes what makes the folder `old` equal to `new`; appears whole.
+  """Writes the delta between two folders; the file appears whole.
 
-  Their names are the versions'.
+  The folders' names are the names of their versions.
 
   Args:
-    path: of the delta.
+    path: file of the delta.
     old: the folder that hosts have.
     new: the folder that they get.
 
@@ -64,38 +67,39 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
       f"{new}: found other tensors than in {old}, expected the same names, "
       "types and shapes."
     )
-  beside = path.with_name(path.name + _COPYING)
-  with open(beside, "wb+") as file:
+  unfinished = path.with_name(path.name + _UNFINISHED)
+  with open(unfinished, "wb+") as file:
     with zipfile.ZipFile(
-      file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL
+      file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION_LEVEL
     ) as archive:
       digests = {}
       for name in sizes:
-        before = _values(old / name)
-        after = _values(new / name)
-        for start in range(0, len(after), _CHUNK):
-          chunk = after[start : start + _CHUNK]
-          xor = before[start : start + _CHUNK] ^ chunk
-          places = np.flatnonzero(xor)
-          if not len(places):
+        old_values = _values(old / name)
+        new_values = _values(new / name)
+        for start in range(0, len(new_values), _CHUNK_VALUES):
+          chunk = new_values[start : start + _CHUNK_VALUES]
+          xor = old_values[start : start + _CHUNK_VALUES] ^ chunk
+          changed = np.flatnonzero(xor)
+          if not len(changed):
             continue
-          gaps = np.diff(places, prepend=-1).astype("<u4")
+          # Gaps are small numbers, which compress better than indices.
+          gaps = np.diff(changed, prepend=-1).astype("<u4")
           key = f"{name}/{start}"
           archive.writestr(f"{key}/gaps", _planes(gaps))
-          archive.writestr(f"{key}/xor", _planes(xor[places]))
+          archive.writestr(f"{key}/xor", _planes(xor[changed]))
           digests[key] = hashlib.sha256(chunk.data).hexdigest()
       index = {"base": old.name, "sha256": digests}
       archive.writestr(_INDEX, json.dumps(index))
     file.seek(0)
     file.write(hashlib.file_digest(file, "sha256").digest())
-  beside.rename(path)
+  unfinished.rename(path)
 
 
 def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
-  """Makes the copy of a delta's base the version that the delta is named after.
+  """Patches the copy of a delta's base, and gives it the new version's name.
 
   Args:
-    path: of the delta.
+    path: file of the delta, named after the new version.
     copies: folder of the copies, each under its version's name.
 
   Raises:
@@ -111,20 +115,20 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
     index = json.loads(archive.read(_INDEX))
     base = copies / index["base"]
     if not base.is_dir():
-      held = sorted(p.name for p in copies.iterdir() if p.is_dir())
+      names = sorted(p.name for p in copies.iterdir() if p.is_dir())
       raise ValueError(
-        f"{path}: is a delta of {index['base']!r}, found {held} in {copies}."
+        f"{path}: is a delta of {index['base']!r}, found {names} in {copies}."
       )
-    patched = copies / (path.stem + _COPYING)
+    patched = copies / (path.stem + _UNFINISHED)
     shutil.rmtree(patched, ignore_errors=True)
     base.rename(patched)  # A copy that is being patched is of no version.
     for key, sha256 in index["sha256"].items():
       name, start = key.split("/")
       values = _values(patched / name, "r+")
-      chunk = values[int(start) : int(start) + _CHUNK]
-      gaps = _joined(archive.read(f"{key}/gaps"), np.dtype("<u4"))
-      places = np.cumsum(gaps, dtype=np.intp) - 1
-      chunk[places] ^= _joined(archive.read(f"{key}/xor"), chunk.dtype)
+      chunk = values[int(start) : int(start) + _CHUNK_VALUES]
+      gaps = _from_planes(archive.read(f"{key}/gaps"), np.dtype("<u4"))
+      changed = np.cumsum(gaps, dtype=np.intp) - 1
+      chunk[changed] ^= _from_planes(archive.read(f"{key}/xor"), chunk.dtype)
       if hashlib.sha256(chunk.data).hexdigest() != sha256:
         shutil.rmtree(patched)
         raise ValueError(
@@ -135,11 +139,14 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
 
 
 def _planes(values: np.ndarray) -> bytes:
-  """Returns values as planes of bytes: the upper ones are mostly 0."""
+  """Returns values byte by byte: all lowest bytes, then all second ones, ...
+
+  The upper bytes are mostly 0, so they compress to almost nothing.
+  """
   return values.view(np.uint8).reshape(len(values), -1).T.tobytes()
 
 
-def _joined(planes: bytes, kind: np.dtype) -> np.ndarray:
+def _from_planes(planes: bytes, kind: np.dtype) -> np.ndarray:
   """Returns the values of `_planes`."""
   rows = np.frombuffer(planes, np.uint8).reshape(kind.itemsize, -1)
   return np.ascontiguousarray(rows.T).view(kind).ravel()
@@ -152,7 +159,7 @@ def _sizes(folder: pathlib.Path) -> dict[str, int]:
 
 
 def _values(path: pathlib.Path, mode: str = "r") -> np.ndarray:
-  """Returns a whole file, mapped, as bytes or as pairs of them."""
+  """Returns a whole mapped file as pairs of bytes, or bytes if it is odd."""
   kind = "u1" if path.stat().st_size % 2 else "<u2"
   return np.memmap(path, kind, mode)  # type: ignore
 
@@ -173,24 +180,23 @@ class Sender:
     """Sends the version in a folder, which stays until the next one is sent.
 
     Returns:
-      What hosts get: a delta of the last version, or the whole folder if there
-      is none.
+      The delta from the last version, or the whole folder if there is none.
     """
     last = self._last
     self._last = folder
     self._shared.mkdir(parents=True, exist_ok=True)
     if last is None or not last.is_dir():
-      return self.whole(folder.name)
+      return self.whole_folder(folder.name)
     path = self._shared / (folder.name + DELTA)
     write(path, last, folder)
     return path
 
   @property
-  def begins(self) -> bool:
+  def is_first(self) -> bool:
     """Whether the next version is the first, which is sent whole."""
     return self._last is None
 
-  def whole(self, name: str) -> pathlib.Path:
+  def whole_folder(self, name: str) -> pathlib.Path:
     """Returns the shared folder of a version, written if it is not.
 
     Raises FileNotFoundError if it is not the last version that was sent.
@@ -214,15 +220,19 @@ class Sender:
 def follow(shared: pathlib.Path, copies: pathlib.Path) -> None:
   """Brings the copy of this host to the newest version in `shared`, once.
 
-  A whole version replaces the copy; a delta changes it. A delta that does not
-  fit gets a file beside it that says why.
+  A whole version replaces the copy; a delta patches it. If a delta does not
+  fit, a file next to it says why.
+
+  Args:
+    shared: folder with the deltas and whole versions of a run.
+    copies: folder of this host's copy.
   """
   copies.mkdir(parents=True, exist_ok=True)
   sent = [
     path
     for path in shared.glob("anysearch-weights-*/*")
     if path.suffix == DELTA or (path / "config.json").is_file()
-    if path.suffix != _COPYING
+    if path.suffix != _UNFINISHED
   ]
   if not sent:
     return
@@ -240,18 +250,18 @@ def follow(shared: pathlib.Path, copies: pathlib.Path) -> None:
       apply(path, copies)
     except ValueError as error:
       print(error, file=sys.stderr, flush=True)
-      beside = path.with_suffix(REFUSED + _COPYING)
-      beside.write_text(str(error))
-      beside.rename(path.with_suffix(REFUSED))
+      unfinished = path.with_suffix(REFUSED + _UNFINISHED)
+      unfinished.write_text(str(error))
+      unfinished.rename(path.with_suffix(REFUSED))
 
 
 def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
   """Copies a folder, which appears whole."""
-  beside = target.with_name(target.name + _COPYING)
-  shutil.rmtree(beside, ignore_errors=True)
-  shutil.copytree(source, beside)
-  os.utime(beside)  # The newest version is the one that appeared last.
-  beside.rename(target)
+  unfinished = target.with_name(target.name + _UNFINISHED)
+  shutil.rmtree(unfinished, ignore_errors=True)
+  shutil.copytree(source, unfinished)
+  os.utime(unfinished)  # The newest version is the one that appeared last.
+  unfinished.rename(target)
 
 
 def main(shared: str, copies: str = str(COPIES)) -> None:
@@ -260,7 +270,8 @@ def main(shared: str, copies: str = str(COPIES)) -> None:
   parent = os.getppid()
   is_holder = False
   folder.mkdir(parents=True, exist_ok=True)
-  with open(folder / "lock", "w") as lock:  # Of several servers of a host.
+  # Each server of a host starts this program; one of them holds the lock.
+  with open(folder / "lock", "w") as lock:
     while os.getppid() == parent:
       with contextlib.suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,9 +279,10 @@ def main(shared: str, copies: str = str(COPIES)) -> None:
       if is_holder:
         try:
           follow(pathlib.Path(shared), folder)
-        except OSError as error:  # It was removed meanwhile, or RAM is full.
+        except OSError as error:
+          # The version was removed meanwhile, or the RAM is full.
           print(error, file=sys.stderr, flush=True)
-      time.sleep(_LOOK_SECONDS)
+      time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ server while it is up (`fleet`). This module decides from the sampled ids where
 a turn ends, as the in-process engine does, because a server's own search for
 stop texts misses some.
 
-Where adapters are trained and servers can load them, the base is loaded once
-and each version is an adapter. A turn then has tokens of one version.
+If adapters are trained and the servers can load them, the base is loaded once
+and each version is an adapter. All tokens of a turn then have one version.
 
-Each turn has a seed of its own by `types.Address`. Only servers that sample
+Each turn has a seed derived from its `types.Address`. Servers that sample
 deterministically follow it; others sample anew each time.
 """
 
@@ -44,6 +44,8 @@ from anysearch_jax.rollout.servers import weights as weights_lib
 
 _log = logging.getLogger(__name__)
 
+_SEED_BYTES = 7  # Fits into the signed 64 bits that servers take.
+
 
 class ServersEngine:
   """`types.Engine` over one or several servers.
@@ -51,14 +53,15 @@ class ServersEngine:
   In a run of several processes, one process has it; no call is a collective.
 
   Args:
-    policy: its weights are loaded into the servers immediately, or with the
-      first turn (`sglang.colocated`); without any, the caller sets them first.
-    dialect: of the servers.
+    policy: the initial policy. Its weights are loaded into the servers
+      immediately, or with the first turn (`sglang.colocated`). If it has no
+      weights, the caller sets them before the first turn.
+    dialect: class of the servers, such as `sglang.SglangServer`.
     config: addresses of the servers, deadlines and retries.
     sampling: how tokens are drawn, unless a request says otherwise.
-    seed: of the run, part of the seeds of all turns.
-    dtype: of the weights in the folders that the servers load.
-    records: whether turns have the experts that their tokens chose.
+    seed: the run's seed, part of the seeds of all turns.
+    dtype: dtype of the weights in the folders that the servers load.
+    records: whether turns report the experts that their tokens chose.
 
   Attributes:
     counters: `requests`, `sampled_tokens`, `dropped_tokens` (sampled after a
@@ -92,21 +95,26 @@ class ServersEngine:
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
     self._records = records and bool(policy.architecture.experts)
-    # Of each episode's newest turn, to be sent only those of new tokens.
-    self._chosen: dict[types.Address, tuple[tuple[int, ...], np.ndarray]] = {}
+    # The token ids and experts of each episode so far. Servers then send only
+    # the experts of later tokens.
+    self._episode_experts: dict[
+      types.Address, tuple[tuple[int, ...], np.ndarray]
+    ] = {}
     self._client, make = server_lib.connect(dialect, config, self.counters)
     self._run = secrets.token_hex(4)
     self._serial = itertools.count()
-    # All weights in order. The last ones may still be loading; whole ones
-    # before `_current` are no longer served.
-    self._handed: list[weights_lib.Sampled] = []
+    # All weights in the order of their hand-overs. The last ones may still be
+    # loading; whole weights before `_current` are no longer served.
+    self._handed_over: list[weights_lib.Sampled] = []
     self._current = 0
-    # With adapters: their base, when it is written, and the turns that run.
+    # With adapters: their base, once it is written, and the number of running
+    # turns by the adapter's name.
     self._base: weights_lib.Weights | None = None
     self._running: Counter[str] = Counter()
     urls = (config.gateway,) if config.gateway else config.urls
     self._folder = weights_lib.folder(config.weights, urls)
-    # Where whole weights are written: what hosts read, or what deltas are of.
+    # Whole weights are written here. Hosts read this folder, or get deltas
+    # between the versions in it.
     self._written = self._folder
     self._sender: delta.Sender | None = None
     if config.deltas:
@@ -144,11 +152,11 @@ class ServersEngine:
     cache that the old weights filled. A server that is unavailable gets the
     weights when it is back: they remain in their folder until the next ones are
     written. After `free_cache` they are loaded with the next turn or `scores`.
-    With adapters, running turns end as they began.
+    With adapters, running turns keep the adapter that they began with.
 
     Args:
       params: laid out as the policy's, on any mesh of this process.
-      version: of `params`, recorded with every token from then on.
+      version: version of `params`, recorded with every later token.
 
     Raises:
       types.EngineError: a server did not load the weights, or no server was
@@ -160,17 +168,19 @@ class ServersEngine:
       self._hand_over_adapter(policy, name, version)
       return
     path = self._written / name
-    weights = self._whole(path, name)
+    weights = self._plain_weights(path, name)
     sender = self._sender
     if sender is not None:
-      served = self._folder if sender.begins else delta.COPIES
-      weights = weights._replace(
-        path=served / name, sender=None if sender.begins else sender
-      )
+      if sender.is_first:
+        weights = weights._replace(path=self._folder / name)
+      else:
+        # Each host makes this folder from its copy of the last version.
+        weights = weights._replace(path=delta.COPIES / name, sender=sender)
 
     def write() -> list[pathlib.Path]:
-      if sender is None or sender.begins:
-        self._clean(None)  # First: there may be no room for two folders.
+      if sender is None or sender.is_first:
+        # Before writing, because there may be no room for two folders.
+        self._remove_folders(None)
       hf.save(path, policy, dtype=self._dtype)
       return [path if sender is None else sender.send(path)]
 
@@ -179,33 +189,44 @@ class ServersEngine:
   def _hand_over_adapter(
     self, policy: hf.Policy, name: str, version: int
   ) -> None:
-    """Hands over the adapter of a policy, with its base if there is none."""
+    """Hands over the adapter of a policy, and its base the first time."""
     path = self._folder / name
-    base = self._base or self._whole(self._folder / f"{name}.base", name)
+    base = self._base
+    if base is None:
+      base = self._plain_weights(self._folder / f"{name}.base", name)
 
     def write() -> list[pathlib.Path]:
       paths = [path]
       if self._base is None:
-        self._clean(None)
+        self._remove_folders(None)
         bare = policy.architecture.without_lora()
-        whole = policy._replace(architecture=bare)
-        hf.save(base.path, whole, dtype=self._dtype)
+        base_policy = policy._replace(architecture=bare)
+        hf.save(base.path, base_policy, dtype=self._dtype)
         paths.append(base.path)
       hf.save_adapter(path, policy, base=base.path.name, dtype=self._dtype)
       return paths
 
-    # Turns that run or begin meanwhile name an older one.
-    used = [
+    # Keep the adapters of running turns, and the newest one for turns that
+    # begin during the hand-over.
+    adapters_in_use = [
       sampled.adapter
-      for sampled in self._handed
+      for sampled in self._handed_over
       if sampled.adapter
-      if sampled is self._handed[-1] or self._running[sampled.adapter.name]
+      and (
+        sampled is self._handed_over[-1] or self._running[sampled.adapter.name]
+      )
     ]
-    adapters = (*used, weights_lib.Adapter(name, path))
+    adapters = (*adapters_in_use, weights_lib.Adapter(name, path))
     self._hand_over(base._replace(adapters=adapters), version, write)
 
-  def _whole(self, path: pathlib.Path, name: str) -> weights_lib.Weights:
-    """Returns plain weights; servers of a quantised policy cannot take them."""
+  def _plain_weights(
+    self, path: pathlib.Path, name: str
+  ) -> weights_lib.Weights:
+    """Returns whole weights, in a folder that is still to be written.
+
+    Raises:
+      types.EngineError: the policy is quantised, so servers cannot take them.
+    """
     source = self._policy.source
     config = json_files.read(source / "config.json") if source else {}
     if config.get("quantization_config"):
@@ -238,28 +259,32 @@ class ServersEngine:
     version: int,
     write: Callable[[], list[pathlib.Path]],
   ) -> None:
-    """Loads weights into all servers, after `write` has made their folders.
+    """Loads weights into all servers.
 
-    It returns what they are sent. Meanwhile no health check loads weights into
-    a server.
+    Meanwhile no health check loads weights into a server.
+
+    Args:
+      weights: the new weights.
+      version: the policy's version.
+      write: writes their folders; returns the files and folders to be sent.
     """
     started = time.monotonic()
-    self._handed.append(weights.sampled(version))
-    before = self._fleet.present
-    self._fleet.present = None
+    self._handed_over.append(weights.sampled(version))
+    old_weights = self._fleet.current_weights
+    self._fleet.current_weights = None
     try:
       with disk.translate_errors(self._folder):
-        self._count(write())
+        self._count_bytes(write())
       loop.run(self._fleet.hand_over(weights))
       loop.run(self._fleet.up())
     except BaseException:
-      self._handed.pop()
-      self._fleet.present = before
-      self._clean(before)
+      self._handed_over.pop()
+      self._fleet.current_weights = old_weights
+      self._remove_folders(old_weights)
       raise
-    self._current = len(self._handed) - 1
+    self._current = len(self._handed_over) - 1
     self._base = weights._replace(adapters=()) if weights.adapters else None
-    self._clean(weights)
+    self._remove_folders(weights)
     self.counters["handover_ms"] += round(1000 * (time.monotonic() - started))
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
@@ -270,7 +295,7 @@ class ServersEngine:
     )
     self.counters["requests"] += 1
     return await loop.wait(
-      self._fleet.ask(
+      self._fleet.sample_turn(
         request.address,
         functools.partial(self._turn, request),
         deadline=self._config.deadline,
@@ -279,13 +304,13 @@ class ServersEngine:
 
   def release(self, address: types.Address) -> None:
     """Forgets an episode; servers evict prefixes themselves."""
-    self._chosen.pop(address, None)
-    self._fleet.leave(address)
+    self._episode_experts.pop(address, None)
+    self._fleet.end_episode(address)
 
   def free_cache(self) -> int:
     """Makes the servers release their GPU memory, see `CachingEngine`.
 
-    The next turn gives it back. Returns 0: servers do not say how much it is.
+    The next turn restores it. Returns 0: servers do not say how much it is.
 
     Raises:
       types.EngineError: a server refused.
@@ -301,7 +326,7 @@ class ServersEngine:
     its replies name other weights and are refused.
     """
     self._check_ids(token_ids)
-    sampled = self._handed[self._current]
+    sampled = self._handed_over[self._current]
     return loop.run(
       self._fleet.scores(token_ids, sampled, deadline=self._config.deadline)
     )
@@ -312,24 +337,29 @@ class ServersEngine:
 
   def expect(self, token_ids: Sequence[int], wrong: types.Wrong) -> None:
     """Compares servers that join or return, see `FleetEngine`."""
-    self._fleet.expected = self._handed[self._current], token_ids, wrong
+    sampled = self._handed_over[self._current]
+    self._fleet.reference = fleet_lib.Reference(sampled, token_ids, wrong)
 
   def close(self) -> None:
     """Closes the connections and removes the weights."""
     loop.run(self._fleet.stop())
-    self._fleet.present = None
-    self._clean(None)
+    self._fleet.current_weights = None
+    self._remove_folders(None)
     loop.run(server_lib.close(self._client))
 
-  def _clean(self, kept: weights_lib.Weights | None) -> None:
-    """Removes what this engine has written, except the folders of `kept`."""
-    paths = {kept.path, *(a.path for a in kept.adapters)} if kept else set()
+  def _remove_folders(self, weights: weights_lib.Weights | None) -> None:
+    """Removes all that this engine has written but the folders of `weights`."""
+    needed: set[pathlib.Path] = set()
+    if weights:
+      needed = {weights.path, *(adapter.path for adapter in weights.adapters)}
     for folder in {self._folder, self._written}:
       if not folder.is_dir():
         continue
-      if kept and self._sender:  # What was sent of it, whole or a delta.
-        paths.update(folder.glob(f"{kept.path.name}*"))
-      for path in {*folder.iterdir()} - paths:
+      if (
+        weights and self._sender
+      ):  # Also the delta or the folder that was sent.
+        needed.update(folder.glob(f"{weights.path.name}*"))
+      for path in {*folder.iterdir()} - needed:
         if path.is_dir():
           shutil.rmtree(path, ignore_errors=True)
         else:
@@ -337,40 +367,41 @@ class ServersEngine:
       with contextlib.suppress(OSError):
         folder.rmdir()
 
-  def _count(self, paths: Sequence[pathlib.Path]) -> None:
+  def _count_bytes(self, paths: Sequence[pathlib.Path]) -> None:
     """Counts the bytes of files and folders that are handed over."""
-    self.counters["handover_bytes"] += sum(
-      file.stat().st_size
-      for path in paths
-      for file in (path.rglob("*") if path.is_dir() else [path])
-      if file.is_file()
-    )
+    for path in paths:
+      files = path.rglob("*") if path.is_dir() else [path]
+      self.counters["handover_bytes"] += sum(
+        file.stat().st_size for file in files if file.is_file()
+      )
 
   async def _turn(
     self, request: types.GenerateRequest, server: server_lib.Server
   ) -> types.Generation:
     """Samples a turn on a server."""
     first = self._current
-    sampled = self._handed[first]
+    sampled = self._handed_over[first]
     name = sampled.adapter.name if sampled.adapter else ""
     self._running[name] += 1
     recorded = self._recorded_experts(request)
-    place = self._seed, *request.address[:4], request.turn
-    seed = hashlib.blake2b(repr(place).encode(), digest_size=7).digest()
+    # `variant` is not part of a draw's address.
+    draw = (self._seed, *request.address[:4], request.turn)
+    seed = hashlib.blake2b(repr(draw).encode(), digest_size=_SEED_BYTES)
     turn = server_lib.Turn(
       request=request,
       sampled=sampled,
       sampling=self._sampling.for_request(request),
-      seed=int.from_bytes(seed),
-      ends=self._policy.tokenizer.end_of_turn_ids,
+      seed=int.from_bytes(seed.digest()),
+      end_of_turn_ids=self._policy.tokenizer.end_of_turn_ids,
       architecture=self._policy.architecture,
       known_experts=None if recorded is None else len(recorded),
     )
 
     def versions() -> dict[str, int]:
-      # Whole weights may have changed meanwhile, an adapter not.
-      served = [sampled] if sampled.adapter else self._handed[first:]
-      return {x.weights: x.version for x in served}
+      # Whole weights may have been replaced while the turn ran; an adapter is
+      # not, because the request names it.
+      candidates = [sampled] if sampled.adapter else self._handed_over[first:]
+      return {weights.weights: weights.version for weights in candidates}
 
     try:
       reply = await server.sample(turn, versions)
@@ -393,22 +424,24 @@ class ServersEngine:
     if recorded is None:
       return generation
     ids = request.token_ids + generation.token_ids
-    chosen = np.concatenate([recorded, reply.experts])[: len(ids) - 1]
-    self._chosen[request.address] = ids, chosen
-    return dataclasses.replace(generation, experts=chosen)
+    # The reply may go beyond the turn's end.
+    turn_experts = np.concatenate([recorded, reply.experts])[: len(ids) - 1]
+    self._episode_experts[request.address] = ids, turn_experts
+    return dataclasses.replace(generation, experts=turn_experts)
 
   def _recorded_experts(
     self, request: types.GenerateRequest
   ) -> np.ndarray | None:
-    """Returns the experts of a context's tokens, as far as they are recorded.
+    """Returns the experts of a context's first tokens that are recorded.
 
-    None if they are not to be.
+    They may be those of no token. None if this engine records no experts.
     """
     if not self._records:
       return None
-    none = experts.unrecorded(0, experts.record(self._policy.architecture))
-    ids, chosen = self._chosen.get(request.address, ((), none))
-    return chosen if request.token_ids[: len(ids)] == ids else none
+    no_experts = experts.unrecorded(0, experts.record(self._policy.architecture))
+    ids, recorded = self._episode_experts.get(request.address, ((), no_experts))
+    # A context that does not continue the recorded one starts anew.
+    return recorded if request.token_ids[: len(ids)] == ids else no_experts
 
   def _generation(
     self, request: types.GenerateRequest, reply: server_lib.Reply
@@ -426,6 +459,7 @@ class ServersEngine:
     )
     if is_stopped(count):
       finish = types.Finish.STOP
+      # The fewest tokens whose text has a stop text.
       counts = range(1, count + 1)
       count = counts[bisect.bisect_left(counts, True, key=is_stopped)]
     elif reply.ids[count - 1] in ends:
@@ -446,14 +480,15 @@ class ServersEngine:
       shared_tokens=reply.cached,
     )
     return types.Generation(
-      reply.ids[:count],
-      reply.logps[:count],
-      request.cut(text) or text,
-      finish,
-      reply.versions[:count],
+      token_ids=reply.ids[:count],
+      logps=reply.logps[:count],
+      text=request.cut(text) or text,
+      finish=finish,
+      versions=reply.versions[:count],
     )
 
   def _check_ids(self, token_ids: Sequence[int]) -> None:
+    """Raises ValueError for token ids that the policy does not have."""
     size = self._policy.architecture.vocab_size
     for token in token_ids:
       if not 0 <= token < size:

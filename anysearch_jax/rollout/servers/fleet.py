@@ -1,8 +1,8 @@
-"""The servers of a run: which are up, what they serve, and who gets a turn.
+"""The servers of a run: their states, their weights, and which gets a turn.
 
-docs/rollouts.md has the states of a server. One that is down is checked from
-time to time. If it then serves other weights, for example those of its own
-folder after a restart, it loads the present ones. It is up once it serves them
+docs/rollouts.md has the states of a server. A server that is down is checked
+from time to time. If it then serves other weights, for example those of its own
+folder after a restart, it loads the current ones. It is up once it serves them
 and scores a prompt as the trainer does.
 
 A turn depends only on its context. A lost turn is therefore sampled again from
@@ -10,14 +10,15 @@ its beginning, by another server or by the same one after it recovers, and its
 episode continues. If no server is up, turns wait for one.
 
 A question goes to the server with the fewest questions and stays there while
-that is up, because it has the prefix in its cache. Servers are
-named one by one, or a gateway lists them (`smg --enable-rl`), from which they
-come and go. With a router, turns go to its address, and it chooses; everything
-else is still asked of each server. A server that must not sample then serves
-weights of another name, so that no reply of it counts.
+that server is up, because its cache has the prefix. Servers are named one by
+one, or a gateway lists them (`smg --enable-rl`); servers then join and leave.
+With a router, turns go to its address, and it chooses the server; all other
+requests still go to each server. A server that must not sample then serves
+its weights under another name, so that none of its replies counts.
 
-Servers that lend their memory to training are only asked for the name of their
-weights; one that was restarted lends again. The next turn ends this.
+While servers lend their memory to training, they are only asked for the name of
+their weights. A server that was restarted meanwhile lends again. The next turn
+ends the loan.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anysearch_jax import types
 from anysearch_jax.host import redaction
@@ -43,19 +44,35 @@ _log = logging.getLogger(__name__)
 
 # Seconds between checks of a server that is up and has turns. They are needed
 # because a machine that leaves the network does not close its connections.
-_LOOK_SECONDS = 15.0
-_LOADING_SECONDS = 15.0  # Between checks of one that loads weights.
-_ANSWER_SECONDS = 10.0  # It names its weights without waiting for requests.
-_SCORING_SECONDS = 60.0  # Of a short prompt, queued behind running requests.
+_CHECK_SECONDS = 15.0
+_LOADING_SECONDS = 15.0  # Between checks of a server that loads weights.
+# For the name of the weights; a server answers that without queueing.
+_ANSWER_SECONDS = 10.0
+_SCORING_SECONDS = 60.0  # For a short prompt, queued behind running requests.
 _START_SECONDS = 1.0  # Between tries while no server is up yet.
-_LIST_SECONDS = 10.0  # A server leaves when two lists do not name it.
-_STOP_SECONDS = 5.0
-_MOVES = 3  # Of a turn: it may be what crashes the servers.
-# With a router, which learns late of a server that is being repaired.
+# Between a gateway's lists. A server leaves when two lists do not name it.
+_LIST_SECONDS = 10.0
+_STOP_SECONDS = 5.0  # For all tasks to end.
+# How often a turn may move to another server. The turn itself may crash them.
+_MOVES = 3
+# As `_MOVES`, with a router, which learns late of a server that is down.
 _ROUTED_MOVES = 10
 
-Place = tuple[int, int]  # Rollout and question.
-Expected = tuple[weights_lib.Sampled, Sequence[int], types.Wrong]
+QuestionKey = tuple[int, int]  # Rollout and question.
+
+
+class Reference(NamedTuple):
+  """The trainer's own view of some weights, to compare servers with.
+
+  Attributes:
+    sampled: the weights.
+    token_ids: a prompt to score.
+    wrong: returns why scores of that prompt are wrong, or "".
+  """
+
+  sampled: weights_lib.Sampled
+  token_ids: Sequence[int]
+  wrong: types.Wrong
 
 
 class Fleet:
@@ -64,7 +81,7 @@ class Fleet:
   Args:
     urls: addresses of the servers; none with a gateway.
     make: returns the server at an address.
-    gateway: address of what lists the servers; "": `urls` are all.
+    gateway: address of the gateway that lists the servers; "": `urls` are all.
     router: address that turns go to; "": they go to the servers.
     run: the run's part of the names of weights.
     wait: seconds that turns and new weights wait while no server is up.
@@ -75,11 +92,11 @@ class Fleet:
 
   Attributes:
     members: the servers, with their states.
-    expected: what samples, and which scores of which tokens are wrong, for
-      servers that join or return.
-    present: the weights that servers must serve; None: health checks load
-      nothing.
-    dark_since: when the last server went down; infinite while one is up.
+    reference: compared with servers that join or return; None: with none.
+    current_weights: the weights that servers must serve; None: health checks
+      load nothing.
+    all_down_since: event-loop time when the last server went down; infinite
+      while one is up.
   """
 
   def __init__(
@@ -98,24 +115,24 @@ class Fleet:
     self._counters = counters
     self.wait = wait
     self.members: list[Member] = []
-    self.expected: Expected | None = None
-    self.dark_since = math.inf
-    # Of each question that is sampled: its server, and episodes that play.
-    self._homes: dict[Place, Member] = {}
-    self._episodes: dict[Place, set[types.Address]] = {}
-    # What watches each member, and under None what lists them.
+    self.reference: Reference | None = None
+    self.all_down_since = math.inf
+    # Of each question that is sampled: its server, and its running episodes.
+    self._homes: dict[QuestionKey, Member] = {}
+    self._episodes: dict[QuestionKey, set[types.Address]] = {}
+    # The task that watches each member; under None the one that lists them.
     self._tasks: dict[Member | None, asyncio.Task] = {}
     self._changed = asyncio.Event()
     self._gateway = make(gateway) if gateway else None
     self._unlisted = "the gateway lists none."
     self._router = Member(make(router)) if router else None
     self._lent = False
-    self._returning = asyncio.Lock()
-    self.present: weights_lib.Weights | None = None
+    self._restoring = asyncio.Lock()
+    self.current_weights: weights_lib.Weights | None = None
     # Of all servers; one that comes back with a shorter context stays down.
     self._max_context = 0
     for url in urls:
-      self._add(url)
+      self._add_member(url)
 
   async def start(self) -> int:
     """Waits for a server and starts the health checks.
@@ -128,27 +145,27 @@ class Fleet:
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + self.wait
-    while not (contexts := await self._ready()):
+    while not (contexts := await self._ready_members()):
       if clock() > deadline:
         raise self._none_up()
       await asyncio.sleep(_START_SECONDS)
     self._max_context = min(contexts.values())
-    late = [m.server.url for m in self.members if m not in contexts]
-    if late:
+    late_urls = [m.server.url for m in self.members if m not in contexts]
+    if late_urls:
       _log.warning(
         "%d of %d servers are up. The run begins, and uses the others once "
         "they are up: %s.",
         len(contexts),
         len(self.members),
-        ", ".join(late),
+        ", ".join(late_urls),
       )
     for member in self.members:
       if member in contexts:
         member.is_up = True
         member.reason = ""
-      self._begin(member, self._watch(member))
+      self._start_task(member, self._watch(member))
     if self._gateway:
-      self._begin(None, self._list(self._gateway))
+      self._start_task(None, self._follow_list(self._gateway))
     return self._max_context
 
   async def stop(self) -> None:
@@ -160,69 +177,72 @@ class Fleet:
     if tasks:
       await asyncio.wait(tasks, timeout=_STOP_SECONDS)
 
-  def _begin(self, key: Member | None, work: Coroutine) -> None:
+  def _start_task(self, key: Member | None, work: Coroutine) -> None:
     """Starts a task; `up` raises its error."""
     task = asyncio.create_task(work)
     self._tasks[key] = task
-    task.add_done_callback(lambda _: self._tell())
+    task.add_done_callback(lambda _: self._note_samplers())
 
-  # Which servers there are.
+  # The list of servers.
 
-  def _add(self, url: str) -> Member:
+  def _add_member(self, url: str) -> Member:
     """Adds a server, which is down."""
     member = Member(self._make(url))
     self.members.append(member)
     return member
 
-  async def _ready(self) -> dict[Member, int]:
+  async def _ready_members(self) -> dict[Member, int]:
     """Asks all servers once; returns the contexts of those that answer."""
     if self._gateway:
       try:
-        self._meet(await listed_workers(self._gateway))
+        self._match_list(await listed_workers(self._gateway))
       except server_lib.UnansweredError as error:
         self._unlisted = f"the gateway lists none: {error}"
     return await self._ask_each(self.members, lambda m: m.server.ready())
 
-  async def _list(self, gateway: server_lib.Server) -> None:
+  async def _follow_list(self, gateway: server_lib.Server) -> None:
     """Follows the gateway's list of servers."""
     logged = ""
     while True:
       await asyncio.sleep(_LIST_SECONDS)
       try:
-        # One that was restarted does not know its servers at first.
+        # A gateway that was restarted does not know its servers at first.
         if urls := await listed_workers(gateway):
-          self._meet(urls)
+          self._match_list(urls)
         logged = ""
       except types.EngineError as error:
         if not logged:  # Once for each outage.
           logged = str(error)
           _log.warning("The servers stay as they are: %s", logged)
 
-  def _meet(self, urls: Sequence[str]) -> None:
-    """Adds the servers that a gateway lists, and lets the others leave."""
-    before = {member.server.url: member for member in self.members}
+  def _match_list(self, urls: Sequence[str]) -> None:
+    """Adds the servers that a gateway lists, and removes the others.
+
+    A server is removed once two lists lack it and its turns have ended.
+    """
+    by_url = {member.server.url: member for member in self.members}
     for url in urls:
-      if url in before:
-        before[url].missed = 0
+      if url in by_url:
+        by_url[url].missed_lists = 0
         continue
-      member = self._add(url)
+      member = self._add_member(url)
       if self._tasks:
         _log.warning("Server %s joins.", url)
-        member.doubted.set()
-        self._begin(member, self._watch(member))
-    for url, member in before.items():
+        member.needs_check.set()
+        self._start_task(member, self._watch(member))
+    for url, member in by_url.items():
       if url in urls:
         continue
-      member.missed += 1
-      if member.missed > 1 and not member.turns:
+      member.missed_lists += 1
+      if member.missed_lists > 1 and not member.turns:
         _log.warning("Server %s left.", url)
         self.members.remove(member)
         if task := self._tasks.pop(member, None):
           task.cancel()
     if self._tasks:
-      self._tell()
+      self._note_samplers()
 
-  # What state they are in.
+  # The states of the servers.
 
   async def up(self) -> list[Member]:
     """Returns the servers that are up, as soon as at least one is.
@@ -239,7 +259,7 @@ class Fleet:
         self._counters["waits"] += 1
       is_waiting = True
       try:
-        async with asyncio.timeout_at(self.dark_since + self.wait):
+        async with asyncio.timeout_at(self.all_down_since + self.wait):
           await self._changed.wait()
       except TimeoutError:
         raise self._none_up() from None
@@ -252,35 +272,35 @@ class Fleet:
       f"{' '.join(map(str, self.members)) or self._unlisted}"
     )
 
-  def _rise(self, member: Member) -> None:
+  def _mark_up(self, member: Member) -> None:
     """Notes that a server is up; logs and counts a change."""
     member.reason = ""
     if not member.is_up:
       member.is_up = True
       self._note_change(member, "up")
 
-  def _fall(
-    self, member: Member, why: str | Exception, *, cuts: bool = True
+  def _mark_down(
+    self, member: Member, reason: str | Exception, *, cuts: bool = True
   ) -> None:
     """Notes that a server is down; logs and counts a change.
 
-    It also logs why a server refuses, once.
+    It also logs a new reason of a server that refuses.
 
     Args:
       member: the server.
-      why: the reason, for messages.
+      reason: for messages.
       cuts: whether its turns go to other servers.
     """
-    is_new = str(why) != member.reason
-    member.reason = str(why)
+    is_new = str(reason) != member.reason
+    member.reason = str(reason)
     if cuts:
-      member.cut()
+      member.cut_turns()
     if member.is_up:
       member.is_up = False
-      member.doubted.set()
+      member.needs_check.set()
       self._note_change(member, "down")
-    elif is_new and not isinstance(why, str | server_lib.UnansweredError):
-      _log.warning("Server %s: %s", member.server.url, why)
+    elif is_new and not isinstance(reason, str | server_lib.UnansweredError):
+      _log.warning("Server %s: %s", member.server.url, reason)
 
   def _note_change(self, member: Member, state: str) -> None:
     self._counters[f"server_{state}"] += 1
@@ -292,14 +312,14 @@ class Fleet:
       len(self.members),
       f": {member.reason}" if member.reason else ".",
     )
-    self._tell()
+    self._note_samplers()
 
-  def _tell(self) -> None:
-    """Notes whether a server samples; wakes what waits for a change."""
+  def _note_samplers(self) -> None:
+    """Notes whether a server samples; wakes tasks that wait for a change."""
     if any(member.samples for member in self.members):
-      self.dark_since = math.inf
-    elif self.dark_since == math.inf:
-      self.dark_since = asyncio.get_running_loop().time()
+      self.all_down_since = math.inf
+    elif self.all_down_since == math.inf:
+      self.all_down_since = asyncio.get_running_loop().time()
       _log.warning(
         "No server is up; turns wait for one, up to %g seconds (sglang.wait).",
         self.wait,
@@ -317,68 +337,75 @@ class Fleet:
     reason = why.rstrip(".")
     for member in self.members:
       if member.server.url == url:
-        member.aside = True
-        self._fall(
+        member.is_set_aside = True
+        self._mark_down(
           member, f"it is put aside until it is restarted, because {reason}."
         )
 
   async def _watch(self, member: Member) -> None:
-    """Checks a server, rarely while it is up and often while it is not."""
+    """Checks a server, rarely while it is up and often while it is down.
+
+    A server that is up and has no turns is not checked: if it fails, the next
+    turn notices.
+    """
     tries = 0
     while True:
       pause = server_lib.pause_seconds(tries)
       if member.is_up:
-        pause = _LOOK_SECONDS
+        pause = _CHECK_SECONDS
       with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(pause):
-          await member.doubted.wait()
-      is_doubted = member.doubted.is_set()
-      member.doubted.clear()
+          await member.needs_check.wait()
+      is_doubted = member.needs_check.is_set()
+      member.needs_check.clear()
       is_used = member.turns or (self._router and self._router.turns)
       if member.is_up and not (is_doubted or is_used or self._lent):
         continue
-      await self._look(member)
+      await self._check_member(member)
       tries = 0 if member.is_up else tries + 1
 
-  async def _look(self, member: Member) -> None:
+  async def _check_member(self, member: Member) -> None:
     """Checks a server, and loads the current weights if it serves others."""
-    if self.present is None:
-      return  # New ones are being written.
+    if self.current_weights is None:
+      return  # New weights are being written.
     try:
-      await self._settle(member)
+      await self._synchronize(member)
     except (types.EngineError, OSError) as error:
-      # One late answer costs no turns.
-      self._fall(member, error, cuts=not member.is_up)
+      # Cut the turns of a server only at the second failed check in a row, so
+      # that one late answer costs no turns.
+      self._mark_down(member, error, cuts=not member.is_up)
 
   # Turns.
 
-  def home(self, address: types.Address, up: Sequence[Member]) -> Member:
+  def choose_member(
+    self, address: types.Address, up: Sequence[Member]
+  ) -> Member:
     """Returns the member for the next turn of an episode.
 
     Args:
       address: of the episode.
-      up: the members of which it is one.
+      up: the members to choose from.
     """
-    place = address.rollout, address.question
-    episodes = self._episodes.setdefault(place, set())
+    key = address.rollout, address.question
+    episodes = self._episodes.setdefault(key, set())
     episodes.add(address)
-    home = self._homes.get(place)
+    home = self._homes.get(key)
     if home is None or home not in up:
       questions = Counter(self._homes.values())
       home = min(up, key=lambda member: questions[member])
-      self._homes[place] = home
+      self._homes[key] = home
     return home
 
-  def leave(self, address: types.Address) -> None:
+  def end_episode(self, address: types.Address) -> None:
     """Notes that an episode has ended; its question may then move."""
-    place = address.rollout, address.question
-    episodes = self._episodes.get(place, set())
+    key = address.rollout, address.question
+    episodes = self._episodes.get(key, set())
     episodes.discard(address)
     if not episodes:
-      self._episodes.pop(place, None)
-      self._homes.pop(place, None)
+      self._episodes.pop(key, None)
+      self._homes.pop(key, None)
 
-  async def ask(
+  async def sample_turn(
     self,
     address: types.Address,
     turn: Callable[[server_lib.Server], Awaitable[types.Generation]],
@@ -388,15 +415,16 @@ class Fleet:
     """Returns a turn of the server that has the question of an episode.
 
     Args:
-      address: of the episode. Those of a question share a server while it is
-        up.
-      turn: asks a server; may be called again, with another server.
+      address: of the episode. The episodes of a question share a server while
+        it is up.
+      turn: samples the turn on a server; may be called again, with another
+        server.
       deadline: seconds of each call.
 
     Raises:
       types.EngineError: no server was up in time, or the turn failed.
     """
-    await self._take_back()
+    await self._restore_lent()
     clock = asyncio.get_running_loop().time
     moves = _ROUTED_MOVES if self._router else _MOVES
     error: types.EngineError
@@ -404,12 +432,12 @@ class Fleet:
       if move:
         self._counters["failovers"] += 1
       up = await self.up()
-      member = self._router or self.home(address, up)
+      member = self._router or self.choose_member(address, up)
       started = clock()
       try:
         async with member.turn(deadline):
           generation = await turn(member.server)
-        self._count(
+        self._count_turn(
           member,
           turns=1,
           tokens=len(generation.token_ids),
@@ -418,32 +446,32 @@ class Fleet:
         return dataclasses.replace(generation, server=member.server.url)
       except server_lib.NotFiniteError as broken:
         error = broken
-        self._count(member, not_finite=1)
+        self._count_turn(member, not_finite=1)
         if not any(m.samples and m is not member for m in self.members):
           raise
         if not self._router:
           await self.put_aside(member.server.url, str(error))
       except types.EngineError as failed:
         error = failed
-        self._count(member, failures=1)
+        self._count_turn(member, failures=1)
         if not isinstance(error, server_lib.UnansweredError):
           raise
         if self._router:
-          # It does not say which server failed.
+          # The router does not say which server failed.
           for suspect in self.members:
-            suspect.doubted.set()
+            suspect.needs_check.set()
           await asyncio.sleep(server_lib.pause_seconds(move))
         elif member.is_up:
-          # A check tells whether its other turns are lost too.
-          self._fall(member, str(error), cuts=False)
+          # A check decides whether the server's other turns are lost too.
+          self._mark_down(member, str(error), cuts=False)
     raise error
 
-  def _count(self, member: Member, **counts: int) -> None:
+  def _count_turn(self, member: Member, **counts: int) -> None:
     for name, count in counts.items():
       if count:
         self._counters[f"server/{member.name}/{name}"] += count
 
-  # What they serve.
+  # The weights of the servers.
 
   async def lend(self) -> None:
     """Makes all servers that answer release their memory until the next turn.
@@ -454,14 +482,14 @@ class Fleet:
     self._lent = True
     await self._ask_each(
       self.members,
-      self._settle,
+      self._synchronize,
       note=" It may still hold the memory that training needs.",
     )
 
-  async def _take_back(self) -> None:
-    """Ends `lend`: the present weights are loaded into all servers."""
-    async with self._returning:
-      if self._lent and (weights := self.present):
+  async def _restore_lent(self) -> None:
+    """Ends `lend`: the current weights are loaded into all servers."""
+    async with self._restoring:
+      if self._lent and (weights := self.current_weights):
         self._lent = False
         try:
           await self.hand_over(weights)
@@ -470,28 +498,31 @@ class Fleet:
           raise
 
   async def hand_over(self, weights: weights_lib.Weights) -> None:
-    """Loads weights, those of `present` from now on, into servers that answer.
+    """Makes weights the current ones, and loads them into servers that answer.
 
-    Every other server goes down and gets the weights when it is back, and one
-    that lends its memory with the next turn.
+    Every other server goes down and gets the weights when it is back. Servers
+    that lend their memory get them with the next turn.
+
+    Args:
+      weights: the new weights; their folder must exist.
 
     Raises:
       types.EngineError: a server did not load the weights or serves others; the
         message says what each server serves.
     """
-    self.present = weights
+    self.current_weights = weights
     if self._lent:
       return
     members = [m for m in self.members if m.is_up]
     try:
       await self._ask_each(
-        members, lambda m: self._settle(m, handing_over=True)
+        members, lambda member: self._synchronize(member, handing_over=True)
       )
     except types.EngineError as error:
-      served = await asyncio.gather(*map(_served, members))
+      clauses = await asyncio.gather(*map(_served_clause, members))
       raise types.EngineError(
         f"Weights {weights.name} did not reach every server: {error} Now "
-        f"{'; '.join(served)}."
+        f"{'; '.join(clauses)}."
       ) from None
 
   async def scores(
@@ -503,18 +534,18 @@ class Fleet:
   ) -> dict[str, list[float]]:
     """Returns the log-probabilities of all servers that answer, by their url.
 
-    See `Server.score`; a server that serves other weights is left out, and
-    counted as `unscored` as one that is down.
+    See `Server.score`. A server that is down or serves other weights is left
+    out and counted as `unscored`.
 
     Args:
       token_ids: at least two.
-      sampled: what must have scored them.
+      sampled: the weights that must have scored them.
       deadline: seconds for each server.
 
     Raises:
       weights.BaseServedError: a server samples its base.
     """
-    await self._take_back()
+    await self._restore_lent()
     deadline = min(deadline, _SCORING_SECONDS)
 
     async def score(member: Member) -> list[float] | None:
@@ -527,9 +558,13 @@ class Fleet:
       except types.EngineError:
         return None
 
-    asked = [m for m in self.members if m.is_up]
-    answers = await self._ask_each(asked, score)
-    scores = {m.server.url: s for m, s in answers.items() if s is not None}
+    up = [member for member in self.members if member.is_up]
+    answers = await self._ask_each(up, score)
+    scores = {
+      member.server.url: logps
+      for member, logps in answers.items()
+      if logps is not None
+    }
     self._counters["unscored"] += len(self.members) - len(scores)
     return scores
 
@@ -540,9 +575,14 @@ class Fleet:
     *,
     note: str = "",
   ) -> dict[Member, T]:
-    """Asks servers at once; returns the results of those that answer.
+    """Asks servers concurrently; returns the results of those that answer.
 
-    The others go down; `note` is added to their reason.
+    The other servers go down.
+
+    Args:
+      members: the servers.
+      ask: sends the request to one of them.
+      note: added to the reason of servers that go down.
 
     Raises:
       types.EngineError: a server refused.
@@ -552,7 +592,7 @@ class Fleet:
     failures = []
     for member, outcome in zip(members, outcomes, strict=True):
       if isinstance(outcome, server_lib.UnansweredError):
-        self._fall(member, f"{outcome}{note}")
+        self._mark_down(member, f"{outcome}{note}")
       elif isinstance(outcome, BaseException):
         failures.append(outcome)
       else:
@@ -561,61 +601,78 @@ class Fleet:
       raise failures[0]
     return results
 
-  async def _settle(
+  async def _synchronize(
     self, member: Member, *, handing_over: bool = False
   ) -> None:
-    """Has a server serve the present weights, or lend its memory.
+    """Makes a server serve the current weights, or lend its memory.
 
-    It is up afterwards. It first goes down if it serves others, unless these
-    are `handing_over`.
+    The server is up afterwards. A server that is found with other weights first
+    goes down, and is checked before it comes back.
+
+    Args:
+      member: the server.
+      handing_over: whether the weights have just changed: then the server stays
+        up while it loads them.
 
     Raises:
-      types.EngineError: it does not answer, or cannot be used.
+      types.EngineError: the server does not answer, or cannot be used.
     """
     server = member.server
     async with member.loading:
-      weights = self.present
+      weights = self.current_weights
       name = await server.version(_ANSWER_SECONDS)
-      is_away = weights_lib.is_released(name)
+      is_released = weights_lib.is_released(name)
       is_ours = weights_lib.is_of_run(name, self._run)
-      if member.aside and is_ours:
-        if self._lent and not is_away:
+      if member.is_set_aside and is_ours:
+        # Not restarted yet: its weights would have another name. It stays out,
+        # but must still lend its memory.
+        if self._lent and not is_released:
           await server.lend(self._run, name)
-        elif not is_away:
-          await self._hide(server, name)
+        elif not is_released:
+          await self._hide_replies(server, name)
         return
-      member.aside = False
-      may_differ = not member.is_up or (self._lent and not is_ours)
-      if may_differ and not (self._lent and is_away):
+      member.is_set_aside = False
+      # A server that was down, or names weights of no hand-over while the
+      # others lend, may be a new process: check everything.
+      may_be_restarted = not member.is_up or (self._lent and not is_ours)
+      if may_be_restarted and not (self._lent and is_released):
         if (longest := await server.ready()) < self._max_context:
           raise types.EngineError(
             f"{server.url}: came back with contexts of {longest} tokens, "
             f"expected {self._max_context}; start it as it was."
           )
         name = await server.version()
-        is_away = False
+        is_released = False  # `ready` restores the memory.
       if self._lent:
-        if not is_away:
+        if not is_released:
           await server.lend(self._run, name)
-      elif is_away and not handing_over:
-        return  # `hand_over` waits for this lock, to give it back.
+      elif is_released and not handing_over:
+        return  # `hand_over` waits for this lock, and then restores the memory.
       elif weights and handing_over:
-        await self._attend(server, server.load(weights, lent=is_away))
+        await self._load_while_alive(
+          server, server.load(weights, lent=is_released)
+        )
       elif weights:
-        why = await self._difference(server, name, weights)
-        if why:
-          self._fall(member, why)
-        if why or may_differ:
-          await self._admit(server, weights, loads=bool(why))
-      if self.present is weights:  # Otherwise others follow.
-        self._rise(member)
+        difference = await self._weights_difference(server, name, weights)
+        if difference:
+          self._mark_down(member, difference)
+        if difference or may_be_restarted:
+          await self._admit(server, weights, loads=bool(difference))
+      if self.current_weights is weights:  # Otherwise newer weights follow.
+        self._mark_up(member)
 
-  async def _difference(
+  async def _weights_difference(
     self, server: server_lib.Server, name: str, weights: weights_lib.Weights
   ) -> str:
     """Returns why a server does not serve weights, or "".
 
-    Raises EngineError if it is used by another run.
+    Args:
+      server: the server.
+      name: name of the weights that it serves.
+      weights: the weights that it must serve.
+
+    Raises:
+      types.EngineError: another run uses the server.
     """
     if name == weights.name:
       missing = await server.missing_adapter(weights)
@@ -634,44 +691,61 @@ class Fleet:
     *,
     loads: bool,
   ) -> None:
-    """Has a server serve weights and compares its scores with `expected`.
+    """Loads weights into a server, and compares its scores with `reference`.
 
-    Behind a router, they have another name meanwhile.
+    Behind a router, the weights have another name until the scores are right,
+    because the router may send turns to the server meanwhile.
+
+    Args:
+      server: the server, which is down.
+      weights: the weights that it must serve.
+      loads: whether it does not serve them yet.
 
     Raises:
-      types.EngineError: they were not loaded, or it scores otherwise.
+      types.EngineError: the weights were not loaded, or the scores are wrong.
     """
     served = weights
     if loads:
       if self._router:
         served = weights._replace(name=weights_lib.hidden_name(self._run))
-      await self._attend(server, server.load(served))
-    sampled, token_ids, wrong = self.expected or (None, (), str)
-    # Otherwise the next rollout's fingerprint compares it.
-    if sampled and sampled == weights.sampled(sampled.version):
+      await self._load_while_alive(server, server.load(served))
+    reference = self.reference
+    # Without a reference of these weights, the next rollout's fingerprint
+    # compares the server.
+    if reference and reference.sampled == weights.sampled(
+      reference.sampled.version
+    ):
       scores = await server.score(
-        token_ids,
-        sampled._replace(weights=served.name),
+        reference.token_ids,
+        reference.sampled._replace(weights=served.name),
         deadline=_SCORING_SECONDS,
       )
-      if why := wrong(scores):
-        await self._hide(server, served.name)
+      if why := reference.wrong(scores):
+        await self._hide_replies(server, served.name)
         raise server.error(f"it {why}; start it again.")
     if served is not weights:
       await server.rename(weights.name)
 
-  async def _hide(self, server: server_lib.Server, name: str) -> None:
-    """Has no reply of a server behind a router count, which serves `name`."""
+  async def _hide_replies(self, server: server_lib.Server, name: str) -> None:
+    """Makes the replies of a server behind a router count for nothing.
+
+    The server's weights, called `name`, get a name that no reply may have.
+    """
     hidden = weights_lib.hidden_name(self._run)
     if self._router and name != hidden:
       await server.rename(hidden)
 
-  async def _attend(
+  async def _load_while_alive(
     self, server: server_lib.Server, load: Coroutine[Any, Any, None]
   ) -> None:
     """Waits for a load, as long as the server answers other requests.
 
-    Raises as `Server.load`, and server.UnansweredError.
+    A load may take minutes. A server that dies meanwhile is found when it no
+    longer names its weights, not only at the load's own deadline.
+
+    Raises:
+      server.UnansweredError: the server stopped answering.
+      types.EngineError: as `Server.load`.
     """
     task = asyncio.create_task(load)
     try:
@@ -685,8 +759,8 @@ class Fleet:
       raise failure
 
 
-async def _served(member: Member) -> str:
-  """Returns a part of a sentence that says what a server serves."""
+async def _served_clause(member: Member) -> str:
+  """Returns a clause with the name of the weights that a server serves."""
   server = member.server
   try:
     return f"{server.url} serves {await server.version()!r}"

@@ -13,13 +13,18 @@ from anysearch_jax.rollout.servers import server as server_lib
 class Member:
   """A server and its state; see docs/rollouts.md.
 
-  is_up: whether it answers and serves the present weights.
-  reason: why it does not.
-  turns: the deadlines of its running turns.
-  loading: lock for loading weights, and for lending memory.
-  doubted: event that starts a check immediately.
-  aside: whether it is left out until it is restarted.
-  missed: in how many lists in a row the gateway did not name it.
+  Args:
+    server: the server; it is down until a check finds it ready.
+
+  Attributes:
+    name: host and port, in the names of counters.
+    is_up: whether it answers and serves the current weights.
+    reason: why it does not; "" while it is up.
+    turns: the deadlines of its running turns.
+    loading: lock for loading weights, and for lending memory.
+    needs_check: event that starts a check immediately.
+    is_set_aside: whether it is left out until it is restarted.
+    missed_lists: number of lists in a row in which the gateway did not name it.
   """
 
   def __init__(self, server: server_lib.Server):
@@ -29,9 +34,9 @@ class Member:
     self.reason = "it has not answered yet"
     self.turns: set[asyncio.Timeout] = set()
     self.loading = asyncio.Lock()
-    self.doubted = asyncio.Event()
-    self.aside = False
-    self.missed = 0
+    self.needs_check = asyncio.Event()
+    self.is_set_aside = False
+    self.missed_lists = 0
 
   def __str__(self) -> str:
     state = "up" if self.is_up else "down"
@@ -40,15 +45,15 @@ class Member:
   @property
   def samples(self) -> bool:
     """Whether new turns may go to it."""
-    return self.is_up and not self.missed
+    return self.is_up and not self.missed_lists
 
   @contextlib.asynccontextmanager
   async def turn(self, deadline: float) -> AsyncIterator[None]:
-    """Limits a turn to some seconds, and until `cut`.
+    """Limits a turn to `deadline` seconds; `cut_turns` may end it earlier.
 
     Raises:
-      server.UnansweredError: it was cut.
-      types.EngineError: it took too long.
+      server.UnansweredError: the turn was cut.
+      types.EngineError: the turn took too long.
     """
     limit = asyncio.timeout(deadline)
     self.turns.add(limit)
@@ -64,7 +69,7 @@ class Member:
     finally:
       self.turns.discard(limit)
 
-  def cut(self) -> None:
+  def cut_turns(self) -> None:
     """Ends the running turns; they may move to another server."""
     turns = self.turns
     self.turns = set()

@@ -1,22 +1,23 @@
-"""One server over HTTP, in whatever dialect its engine speaks.
+"""One server over HTTP, in the dialect of its engine.
 
-`Server` has what all engines need: requests with deadlines and retries, the
-order in which weights are loaded, and how memory is lent. A dialect is a
-subclass that says which routes and which JSON do it (`sglang`).
+`Server` has the parts that all engines need: requests with deadlines and
+retries, the order of steps that load weights, and the lending of memory. A
+dialect (`sglang`) is a subclass with the routes and the JSON of these steps.
 
 A request that meets a broken connection or a busy server is sent again. That is
-safe: no part of an answer has been used. Every other failure is a
+safe, because no part of an answer has been used. Every other failure is a
 `types.EngineError`.
 
 New weights are loaded through a folder of the Hugging Face format. Each server
-is paused, updated, resumed even after a failure, and then asked which weights
-it serves. With adapters, that folder is the base, and is loaded once. Only
+is paused, updated, resumed even after a failure, and then asked for the name of
+its weights. With adapters, that folder is the base, and is loaded once. Only
 adapters follow, while turns run, and old ones are unloaded.
 
-A server on the trainer's GPU releases its memory while training. It would end
-itself over a release while it computes, a second release or resume, and turns
-without memory. So it is paused and emptied first, what may have been done is
-not asked again, and its weights are renamed: it says itself that it has none.
+A server on the trainer's GPU releases its memory while training. A server would
+crash if it had to release while it computes, to release or restore twice, or to
+sample without memory. So it is paused and its cache emptied first, a request
+that may have been carried out is not repeated, and its weights are renamed: any
+process that asks then sees that the server has no memory.
 """
 
 from __future__ import annotations
@@ -50,19 +51,20 @@ Json = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 
-_BUSY = (429, 502, 503, 504)
-_UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout)
+_BUSY_STATUSES = (429, 502, 503, 504)
+# After these errors the server has not received the request.
+_UNSENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout)
 _CONNECT_SECONDS = 10.0
-_CONTROL_SECONDS = 30.0
+_CONTROL_SECONDS = 30.0  # For requests that neither sample nor load.
 _CLOSE_SECONDS = 5.0
-# How long a host may take to patch its copy, and between looks at it.
-_PATCH_SECONDS = 120.0
-_PATCH_POLL = 0.5
+_PATCH_SECONDS = 120.0  # For a host to patch its copy of the weights.
+_PATCH_POLL_SECONDS = 0.5  # Between tries to load the patched copy.
+# Pauses between tries grow exponentially between these seconds.
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-# Maximum characters quoted of a connection's error, and of a reply.
-_LONGEST_ERROR = 300
-_LONGEST_REPLY = 1000
+# Maximum number of characters to quote of a connection's error, and of a reply.
+_ERROR_CHARACTERS = 300
+_REPLY_CHARACTERS = 1000
 
 
 class UnansweredError(types.EngineError):
@@ -88,16 +90,22 @@ class _PassingError(Exception):
 class Turn(NamedTuple):
   """A turn to sample.
 
-  seed: of its draws, where a server follows it. ends: ids of end-of-turn
-  tokens. architecture: of the policy. known_experts: of how many tokens of the
-  context the experts are known; None: they are not to be returned.
+  Attributes:
+    request: the episode's request.
+    sampled: the weights that must sample it.
+    sampling: how tokens are drawn.
+    seed: seed of the draws, for servers that follow it.
+    end_of_turn_ids: tokens that end a turn.
+    architecture: the policy's.
+    known_experts: number of tokens of the context whose experts are known; the
+      reply has those of later tokens. None: the reply needs no experts.
   """
 
   request: types.GenerateRequest
   sampled: weights_lib.Sampled
   sampling: config_lib.SamplingConfig
   seed: int
-  ends: frozenset[int]
+  end_of_turn_ids: frozenset[int]
   architecture: architecture_lib.Architecture
   known_experts: int | None = None
 
@@ -105,9 +113,13 @@ class Turn(NamedTuple):
 class Reply(NamedTuple):
   """The tokens that a server sampled.
 
-  cached: number of prompt tokens that the server found in its KV cache.
-  reason: why the server ended the turn, in its words.
-  experts: `[T, L, K]` of the newest tokens but the last, if they are asked for.
+  Attributes:
+    ids: the sampled token ids.
+    logps: their log-probabilities.
+    versions: the policy version that sampled each.
+    cached: number of prompt tokens that the server found in its KV cache.
+    reason: why the server ended the turn, in its words.
+    experts: `[T, L, K]` of the newest tokens but the last, if asked for.
   """
 
   ids: tuple[int, ...]
@@ -130,7 +142,7 @@ class Server(abc.ABC):
 
   Attributes:
     kind: name of the engine, in messages.
-    info: what it says of itself, when it was last found ready.
+    info: the server's description of itself, from the last `ready`.
   """
 
   kind: str
@@ -166,7 +178,7 @@ class Server(abc.ABC):
 
   @abc.abstractmethod
   async def describe(self) -> Json:
-    """Returns what the server says of itself."""
+    """Returns the server's description of itself."""
 
   @abc.abstractmethod
   def context(self) -> int:
@@ -185,7 +197,7 @@ class Server(abc.ABC):
 
   @abc.abstractmethod
   async def pause(self, *, aborts: bool) -> None:
-    """Stops running requests: until `resume`, or for good if it `aborts`."""
+    """Stops running requests, until `resume`; ends them if it `aborts`."""
 
   @abc.abstractmethod
   async def resume(self) -> None:
@@ -229,15 +241,15 @@ class Server(abc.ABC):
   async def sample(
     self, turn: Turn, versions: Callable[[], Mapping[str, int]]
   ) -> Reply:
-    """Samples a turn, and returns what a trajectory needs of the reply.
+    """Samples a turn, and returns the validated parts of the reply.
 
-    There is no deadline here, nor in `score_once`: the caller sets one and
-    cancels, which closes the connection, on which the server aborts.
+    There is no deadline here, nor in `score_once`. The caller sets one: when it
+    cancels, the connection is closed, and the server aborts the request.
 
     Args:
-      turn: what to sample.
-      versions: called after the reply; the policy versions of the weights that
-        may have sampled, by name, oldest first.
+      turn: the turn to sample.
+      versions: called after the reply; returns the policy versions of the
+        weights that may have sampled, by name, oldest first.
 
     Raises:
       OtherWeightsError: other weights sampled.
@@ -250,10 +262,10 @@ class Server(abc.ABC):
   ) -> list[float]:
     """Returns log-probabilities of all tokens but the first; see `score`."""
 
-  # What follows is the same for every engine.
+  # The following methods are the same for every engine.
 
   async def ready(self) -> int:
-    """Checks that the server generates, and can lend memory if it is to.
+    """Checks that the server generates, and can lend memory if it must.
 
     Returns:
       The longest context in tokens, sampled ones included.
@@ -271,12 +283,12 @@ class Server(abc.ABC):
     """Releases the memory of weights and caches until `load`.
 
     Args:
-      run: a part of the names of its weights.
-      name: of the weights that the server serves.
+      run: the run's part of the names of weights.
+      name: name of the weights that the server serves.
 
     Raises:
       UnansweredError: the server gave no answer, and may have released.
-      types.EngineError: it refused.
+      types.EngineError: the server refused.
     """
     async with self._paused(aborts=True):
       await self.flush_cache(self._patience)
@@ -284,7 +296,7 @@ class Server(abc.ABC):
     try:
       await self.release_memory()
     except types.EngineError as error:
-      if not isinstance(error, UnansweredError):  # It keeps its memory.
+      if not isinstance(error, UnansweredError):  # The server keeps its memory.
         await self.rename(name)
         await self.resume()
       raise
@@ -309,9 +321,9 @@ class Server(abc.ABC):
     """Loads weights and checks that the server serves them.
 
     Args:
-      weights: with the adapters over them.
-      lent: whether the server gets its memory back, that of its cache after the
-        weights.
+      weights: the weights, with the adapters over them.
+      lent: whether the server has lent its memory, which is then restored: that
+        of the cache only after the weights are loaded.
 
     Raises:
       UnansweredError: the server could not be reached, or was restarted.
@@ -320,14 +332,15 @@ class Server(abc.ABC):
     if lent or not weights.adapters or await self.version() != weights.name:
       await self._load_sent(weights, lent=lent)
     if weights.adapters:
-      await self._load_adapters(weights, again=lent)
+      await self._load_adapters(weights, reload=lent)
 
   async def _load_sent(
     self, weights: weights_lib.Weights, *, lent: bool
   ) -> None:
     """Loads weights as `_load_folder`, once their host has made the folder.
 
-    If it cannot by a delta, or not in time, it gets the whole folder.
+    If the host cannot make it from a delta, or not in time, the server gets the
+    whole folder.
     """
     if weights.sender is None:
       await self._load_folder(weights, lent=lent)
@@ -341,19 +354,22 @@ class Server(abc.ABC):
       except UnansweredError:
         raise
       except types.EngineError as error:
+        # The folder may not be there yet: try again until the deadline.
         is_late = now() > deadline
-        why = weights.sender.refusal() or (str(error) if is_late else "")
-      if why:
+        reason = weights.sender.refusal() or (str(error) if is_late else "")
+      if reason:
         break
-      await asyncio.sleep(_PATCH_POLL)
+      await asyncio.sleep(_PATCH_POLL_SECONDS)
     _log.warning(
       "%s gets the whole folder of weights %s, not their delta: %s",
       self.url,
       weights.name,
-      why,
+      reason,
     )
-    whole = await asyncio.to_thread(weights.sender.whole, weights.path.name)
-    await self._load_folder(weights._replace(path=whole), lent=False)
+    whole_folder = await asyncio.to_thread(
+      weights.sender.whole_folder, weights.path.name
+    )
+    await self._load_folder(weights._replace(path=whole_folder), lent=False)
 
   async def _load_folder(
     self, weights: weights_lib.Weights, *, lent: bool
@@ -390,19 +406,25 @@ class Server(abc.ABC):
     return next((a.name for a in weights.adapters if a.name not in loaded), "")
 
   async def _load_adapters(
-    self, weights: weights_lib.Weights, *, again: bool
+    self, weights: weights_lib.Weights, *, reload: bool
   ) -> None:
-    """Loads adapters that are missing, or all, and unloads all others."""
+    """Loads the adapters of `weights`, and unloads all others.
+
+    Args:
+      weights: the weights with their adapters.
+      reload: whether to load also those that the server says it has: their
+        memory was released with that of the weights.
+    """
     loaded = await self.loaded_adapters()
-    wanted = {adapter.name for adapter in weights.adapters}
+    names = {adapter.name for adapter in weights.adapters}
 
     async def unload(names: Iterable[str]) -> None:
       for name in names:
-        # What stays is unloaded later.
+        # An adapter that is still in use is unloaded at the next hand-over.
         with contextlib.suppress(types.EngineError):
           await self.unload_adapter(name)
 
-    if again:  # Their memory was released with that of the weights.
+    if reload:
       await unload(loaded)
       loaded = set()
     refusal = ""
@@ -413,8 +435,10 @@ class Server(abc.ABC):
         except UnansweredError:
           raise
         except types.EngineError as error:
-          refusal = str(error)  # Or a repeated request: it is loaded already.
-    await unload(loaded - wanted)
+          # This also happens if a repeated request finds the adapter loaded, so
+          # the list of loaded adapters decides.
+          refusal = str(error)
+    await unload(loaded - names)
     if missing := await self.missing_adapter(weights):
       raise self.error(f"does not have adapter {missing!r}. {refusal}")
 
@@ -429,27 +453,27 @@ class Server(abc.ABC):
 
     Args:
       token_ids: at least two.
-      sampled: what must have scored them.
-      deadline: seconds.
+      sampled: the weights that must have scored them.
+      deadline: seconds for all requests.
 
     Raises:
-      weights.BaseServedError: they are those of the server's base although
-        the adapter changes it.
+      weights.BaseServedError: the scores are those of the server's base
+        although the adapter changes it.
       types.EngineError: the server is unavailable, or serves other weights.
     """
     try:
       async with asyncio.timeout(deadline):
         scores = await self.score_once(token_ids, sampled)
         adapter = sampled.adapter
-        if not adapter or not await asyncio.to_thread(adapter.changes):
+        if not adapter or not await asyncio.to_thread(adapter.changes_base):
           return scores
-        bare = sampled._replace(adapter=None)
-        base = await self.score_once(token_ids, bare)
+        base = sampled._replace(adapter=None)
+        base_scores = await self.score_once(token_ids, base)
     except TimeoutError:
       raise UnansweredError(
         f"{self.url}: no scores within {deadline:g} seconds."
       ) from None
-    if scores == base:
+    if scores == base_scores:
       raise weights_lib.BaseServedError(
         f"{self.url}: scores a prompt with adapter {adapter.name!r} exactly as "
         "without it, expected other scores: it samples its base. Nothing that "
@@ -461,14 +485,20 @@ class Server(abc.ABC):
   async def get(self, path: str, seconds: float = _CONTROL_SECONDS) -> Json:
     """Returns the object at this path; the deadline is short."""
     seconds = min(seconds, self._patience)
-    return self._object(await self.ask("GET", path, deadline=seconds))
+    return self._json_object(await self.ask("GET", path, deadline=seconds))
 
   async def post(
     self, path: str, body: Json, *, deadline: float | None = None
   ) -> Json:
-    """Returns the object that answers `body`; the default deadline is short."""
+    """Returns the object that answers a request.
+
+    Args:
+      path: after the server's address.
+      body: the request's JSON.
+      deadline: seconds for all tries; None: few.
+    """
     answer = await self.ask("POST", path, body, deadline=deadline)
-    return self._object(answer)
+    return self._json_object(answer)
 
   async def ask(
     self,
@@ -482,11 +512,12 @@ class Server(abc.ABC):
     """Sends a request until the server accepts it, and returns its answer.
 
     Args:
-      method: of HTTP.
+      method: the HTTP method.
       path: after the server's address.
-      body: its JSON, if it has one.
+      body: the request's JSON, if it has one.
       deadline: seconds for all tries; None: few.
-      repeat: whether it may be sent again after a connection was there.
+      repeat: whether the request may be sent again although the server may have
+        received it.
 
     Raises:
       UnansweredError: there was no answer in time, or in all tries.
@@ -510,7 +541,7 @@ class Server(abc.ABC):
       ) from None
     except httpx2.HTTPError as error:
       # No cause: it would reference the request, which contains the key.
-      quoted = self._redact.quote(str(error), _LONGEST_ERROR)
+      quoted = self._redact.quote(str(error), _ERROR_CHARACTERS)
       raise types.EngineError(f"{url}: {quoted}") from None
     except _PassingError as error:
       raise UnansweredError(
@@ -530,22 +561,22 @@ class Server(abc.ABC):
     try:
       response = await self._client.request(method, url, json=body)
     except httpx2.TransportError as error:
-      quoted = self._redact.quote(str(error), _LONGEST_ERROR)
+      quoted = self._redact.quote(str(error), _ERROR_CHARACTERS)
       text = f"{type(error).__name__}: {quoted}".rstrip(": ")
-      if repeat or isinstance(error, _UNSENT):
+      if repeat or isinstance(error, _UNSENT_ERRORS):
         raise _PassingError(text) from None
       raise UnansweredError(f"{url}: met {text}.") from None
     if response.status_code == 200:
       return response
     reason = http_calls.message(response.content, self._redact)
     text = f"HTTP {response.status_code}: {reason}"
-    if response.status_code not in _BUSY:
+    if response.status_code not in _BUSY_STATUSES:
       raise types.EngineError(f"{url}: {text}")
     if repeat:
       raise _PassingError(text)
     raise UnansweredError(f"{url}: met {text}.")
 
-  def _object(self, response: httpx2.Response) -> Json:
+  def _json_object(self, response: httpx2.Response) -> Json:
     """Returns the JSON object in a response."""
     try:
       value = json.loads(self._redact.scrub(response.content))
@@ -558,16 +589,19 @@ class Server(abc.ABC):
       )
     return value
 
-  def error(self, found: object) -> types.EngineError:
+  def error(self, problem: object) -> types.EngineError:
     """Returns an error that quotes a reply of this server, without the key.
 
-    An error keeps its class if the run treats it in its own way.
+    Args:
+      problem: a clause, or an error. An `OtherWeightsError` and a
+        `NotFiniteError` keep their class, because a run handles them apart.
     """
-    text = f"{self.url}: {self._redact.quote(str(found), _LONGEST_REPLY)}"
-    if isinstance(found, OtherWeightsError):
-      return OtherWeightsError(text, found.name)
-    kind = NotFiniteError if isinstance(found, NotFiniteError) else None
-    return (kind or types.EngineError)(text)
+    text = f"{self.url}: {self._redact.quote(str(problem), _REPLY_CHARACTERS)}"
+    if isinstance(problem, OtherWeightsError):
+      return OtherWeightsError(text, problem.name)
+    if isinstance(problem, NotFiniteError):
+      return NotFiniteError(text)
+    return types.EngineError(text)
 
 
 def pause_seconds(attempt: int) -> float:
@@ -583,7 +617,7 @@ def connect(
   """Returns a client, and a function that makes the server at an address.
 
   Args:
-    dialect: of the servers.
+    dialect: class of the servers.
     config: addresses, deadlines, and the variable with their key.
     counters: counts `retries`.
 
@@ -596,7 +630,7 @@ def connect(
     headers={"Authorization": f"Bearer {key}"} if key else {},
     timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
     limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-    trust_env=False,  # Proxies are for the outside.
+    trust_env=False,  # Servers are inside the network; proxies are not for it.
   )
 
   def make(url: str) -> Server:
@@ -615,11 +649,11 @@ def validate(config: config_lib.SglangConfig) -> None:
   if config.router:
     addresses["sglang.router"] = (config.router,)
   for name, urls in addresses.items():
-    wrong = [url for url in urls if not redaction.is_address(url)]
-    if wrong or not urls:
-      found = redaction.shown(wrong[0]) if wrong else "'none'"
+    invalid = [url for url in urls if not redaction.is_address(url)]
+    if invalid or not urls:
+      quoted = redaction.shown(invalid[0]) if invalid else "'none'"
       raise ValueError(
-        f"{name}: found {found}, expected addresses such as "
+        f"{name}: found {quoted}, expected addresses such as "
         "http://127.0.0.1:30000."
       )
   if config.deltas and (config.colocated or not config.weights):
@@ -640,11 +674,13 @@ def read_key(config: config_lib.SglangConfig) -> str:
       message does not show the value.
   """
   variable = config.api_key_variable
-  return variable and http_calls.secret_in(variable, "the servers' key")
+  if not variable:
+    return ""
+  return http_calls.secret_in(variable, "the servers' key")
 
 
 async def close(client: httpx2.AsyncClient) -> None:
-  """Closes all connections, which aborts what servers still generate."""
+  """Closes all connections, on which servers abort running requests."""
   with contextlib.suppress(TimeoutError):
     async with asyncio.timeout(_CLOSE_SECONDS):
       await client.aclose()

@@ -1,19 +1,23 @@
 """The dialect of SGLang servers: their routes, requests and replies.
 
-Of SGLang 0.5.23. All sampling parameters are sent, so that the defaults of the
-model's generation_config.json do not apply. Stop texts are also sent as regular
-expressions: a server searches for a stop text only in as many last tokens as
-its encoding has, and may miss it if the model spelled it with more. For a
-regular expression it looks at as many tokens as the expression has characters.
+It follows SGLang 0.5.23 (https://github.com/sgl-project/sglang); paths below
+are in its python/sglang.
+
+All sampling parameters are sent, so that the defaults of the model's
+generation_config.json do not apply. Stop texts are also sent as regular
+expressions. A server searches for a stop text only in as many last tokens as
+the text's encoding has, so it may miss one that the model spelled with more
+tokens. For a regular expression it looks at as many tokens as the expression
+has characters.
 
 A value of a reply that is missing, has the wrong type, is out of range or comes
 from other weights than requested never enters a trajectory.
 
-A server samples its base, without a word, for a request that names no adapter,
-and leaves out projections that it cannot fuse (srt/lora/lora.py,
+For a request that names no adapter, a server samples its base without a
+warning. It also leaves out projections that it cannot fuse (srt/lora/lora.py,
 `_normalize_weights`; srt/managers/tokenizer_manager.py, `_resolve_lora_path`).
-So every request names its adapter, and `adapter_refusal` says which adapters
-stay merged into whole weights.
+So every request names its adapter, and `adapter_refusal` decides which adapters
+must be merged into whole weights.
 """
 
 from __future__ import annotations
@@ -32,15 +36,17 @@ from anysearch_jax.policy import experts
 from anysearch_jax.rollout.servers import server
 from anysearch_jax.rollout.servers import weights as weights_lib
 
-# Rounding may give a certain token a log-probability a little above 0.
-_ABOVE_ZERO = 1e-3
-_LEAST = -1e30
-# The newest, the one before it for turns that begin during a hand-over, and one
-# for requests to the base: /health.
-_ADAPTERS = "3"
-# What a server releases: weights, and what it gets back after them.
-_WEIGHTS = ["weights"]
-_CACHE = ["kv_cache", "cuda_graph"]
+# Valid log-probabilities. Rounding may give a token of probability 1 a
+# log-probability a little above 0.
+_LARGEST_LOGP = 1e-3
+_SMALLEST_LOGP = -1e30
+# Adapters in a batch: the newest, the one before it for turns that begin during
+# a hand-over, and one for requests to the base (/health).
+_BATCH_ADAPTERS = "3"
+# Tags of the memory that a server releases and restores.
+_WEIGHTS_TAGS = ["weights"]
+_CACHE_TAGS = ["kv_cache", "cuda_graph"]
+_QUOTED_CHARACTERS = 200  # Of a reply's value, in errors.
 
 
 def adapter_modules(targets: Sequence[str]) -> list[str]:
@@ -49,18 +55,18 @@ def adapter_modules(targets: Sequence[str]) -> list[str]:
 
 
 def adapter_flags(rank: int, targets: Sequence[str]) -> list[str]:
-  """Returns the flags of a server that loads these adapters.
+  """Returns the flags of a server that can load adapters.
 
   Args:
-    rank: of the adapters.
-    targets: those of `lora.targets`.
+    rank: the adapters' rank.
+    targets: the adapted matrices, as in `lora.targets`.
   """
   return [
     "--enable-lora",
     "--max-lora-rank",
     str(rank),
     "--max-loras-per-batch",
-    _ADAPTERS,
+    _BATCH_ADAPTERS,
     "--lora-target-modules",
     *adapter_modules(targets),
   ]
@@ -72,15 +78,15 @@ def adapter_refusal(
   """Returns why a server cannot load such adapters, or "".
 
   Args:
-    info: its server_info.
-    rank: of the adapters.
-    targets: those of `lora.targets`.
+    info: the server's server_info.
+    rank: the adapters' rank.
+    targets: the adapted matrices, as in `lora.targets`.
   """
-  wanted = {*targets}
+  matrices = set(targets)
   # Without q, SGLang ignores k and v, and without gate it ignores up.
-  if wanted & {"q", "k", "v"} and not wanted >= {"q", "v"}:
+  if matrices & {"q", "k", "v"} and not matrices >= {"q", "v"}:
     return "SGLang needs lora.targets with both q and v, or neither q, k nor v"
-  if "up" in wanted and "gate" not in wanted:
+  if "up" in matrices and "gate" not in matrices:
     return "SGLang needs lora.targets with gate where they have up"
   if info.get("enable_lora") is not True:
     return "it was started without --enable-lora"
@@ -100,11 +106,11 @@ def read_turn(
   reply: Mapping[str, Any],
   *,
   prompt: int,
-  most: int,
+  max_tokens: int,
   vocab_size: int,
   versions: Mapping[str, int],
 ) -> server.Reply:
-  """Validates a reply to a turn and returns what a trajectory needs.
+  """Validates a reply to a turn, and returns the parts that are needed.
 
   The ids are read from the list of log-probabilities, so that each id certainly
   belongs to its log-probability.
@@ -112,7 +118,7 @@ def read_turn(
   Args:
     reply: the JSON object.
     prompt: number of tokens that were sent.
-    most: maximum number of tokens to sample.
+    max_tokens: maximum number of tokens to sample.
     vocab_size: ids are below this number.
     versions: policy versions of the weights that may have sampled, by name,
       oldest first.
@@ -122,19 +128,26 @@ def read_turn(
     server.NotFiniteError: a log-probability is NaN or infinite.
     types.EngineError: the reply is invalid.
   """
-  meta = _field(reply, "meta_info", dict)
-  reason = _field(meta, "finish_reason", dict)
+  meta = _typed_field(reply, "meta_info", dict)
+  reason = _typed_field(meta, "finish_reason", dict)
   if reason.get("type") == "abort":
     why = reason.get("message") or "no reason given"
     raise types.EngineError(f"The request was aborted: {why}.")
-  entries = _field(meta, "output_token_logprobs", list)
-  count = _field(meta, "completion_tokens", int)
-  seen = _field(meta, "prompt_tokens", int)
-  _expect(1 <= count <= most, f"{count} sampled tokens", f"1 to {most}")
+  entries = _typed_field(meta, "output_token_logprobs", list)
+  count = _typed_field(meta, "completion_tokens", int)
+  received = _typed_field(meta, "prompt_tokens", int)
+  _expect(
+    1 <= count <= max_tokens, f"{count} sampled tokens", f"1 to {max_tokens}"
+  )
   _expect(len(entries) == count, f"{len(entries)} log-probabilities", count)
-  _expect(seen == prompt, f"a prompt of {seen} tokens", f"the {prompt} sent")
-  ids = [token for _, token in _pairs(entries)]
-  logps = [_logp(*pair) for pair in _pairs(entries)]
+  _expect(
+    received == prompt,
+    f"a prompt of {received} tokens",
+    f"the {prompt} sent",
+  )
+  pairs = _pairs(entries)
+  ids = [token for _, token in pairs]
+  logps = [_logp(logp, token) for logp, token in pairs]
   _expect(
     all(0 <= token < vocab_size for token in ids),
     f"token ids {ids}",
@@ -145,21 +158,32 @@ def read_turn(
     "output_ids that differ from the ids of the log-probabilities",
     "the same",
   )
+  cached = 0
+  if "cached_tokens" in meta:
+    cached = _typed_field(meta, "cached_tokens", int)
   return server.Reply(
-    tuple(ids),
-    tuple(logps),
-    _versions(meta, count, versions),
-    _field(meta, "cached_tokens", int) if "cached_tokens" in meta else 0,
-    str(reason),
+    ids=tuple(ids),
+    logps=tuple(logps),
+    versions=_versions(meta, count, versions),
+    cached=cached,
+    reason=str(reason),
   )
 
 
 def read_experts(
   reply: Mapping[str, Any], count: int, a: architecture_lib.Architecture
 ) -> np.ndarray:
-  """Returns the experts `[count, L, K]` of the newest tokens but the last.
+  """Returns the experts of the newest tokens but the last.
 
-  They are base64 of int32 (SGLang's srt/state_capturer/routed_experts.py).
+  A reply has them as base64 of int32 (srt/state_capturer/routed_experts.py).
+
+  Args:
+    reply: the JSON object.
+    count: number of tokens.
+    a: the policy's architecture.
+
+  Returns:
+    Expert ids `[count, L, K]`.
 
   Raises:
     types.EngineError: there are none, or for another number of tokens.
@@ -175,11 +199,13 @@ def read_experts(
     ids = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
     ids = ids.reshape(count, *like.shape)
   except ValueError:
-    ids = np.full((1, *like.shape), -1)
-  # Where a server has stored none, all of a token's are 0.
+    ids = np.full((1, *like.shape), -1)  # Invalid.
+  is_valid = bool(np.all((ids >= 0) & (ids < a.experts)))
+  if a.active > 1:
+    # If a server has no record of a token, all of its ids are 0.
+    is_valid = is_valid and bool(np.all(ids[..., 0] != ids[..., 1]))
   _expect(
-    bool(np.all((ids >= 0) & (ids < a.experts)))
-    and (a.active < 2 or bool(np.all(ids[..., 0] != ids[..., 1]))),
+    is_valid,
     f"{len(text)} characters of routed_experts",
     f"ids of {count} tokens x {like.shape}, below {a.experts}",
   )
@@ -191,20 +217,25 @@ def read_scores(
 ) -> list[float]:
   """Returns the log-probabilities of all tokens of a prompt but the first.
 
+  Args:
+    reply: the JSON object.
+    token_ids: the prompt that was sent.
+    name: name of the weights that must have scored it.
+
   Raises:
     types.EngineError: the reply is invalid, or for other tokens, or from other
       weights than those called `name`.
   """
-  meta = _field(reply, "meta_info", dict)
+  meta = _typed_field(reply, "meta_info", dict)
   names = [served for served, _, _ in _spans(meta)]
   _expect(set(names) == {name}, f"weights {names}", f"{name!r}")
-  pairs = _pairs(_field(meta, "input_token_logprobs", list))
+  pairs = _pairs(_typed_field(meta, "input_token_logprobs", list))
   _expect(
     [token for _, token in pairs] == list(token_ids),
     "scores of other tokens",
     f"those of the {len(token_ids)} sent",
   )
-  return [_logp(*pair) for pair in pairs[1:]]
+  return [_logp(logp, token) for logp, token in pairs[1:]]
 
 
 def _pairs(entries: Sequence[Any]) -> list[tuple[Any, int]]:
@@ -219,6 +250,7 @@ def _pairs(entries: Sequence[Any]) -> list[tuple[Any, int]]:
 
 
 def _logp(logp: Any, token: int) -> float:
+  """Returns the log-probability of a token, at most 0, after checks."""
   # JSON has no NaN: a server may send null.
   if logp is None or (isinstance(logp, float) and not math.isfinite(logp)):
     raise server.NotFiniteError(
@@ -226,7 +258,7 @@ def _logp(logp: Any, token: int) -> float:
       "finite number."
     )
   _expect(
-    type(logp) in (float, int) and _LEAST <= logp <= _ABOVE_ZERO,
+    type(logp) in (float, int) and _SMALLEST_LOGP <= logp <= _LARGEST_LOGP,
     f"log-probability {logp!r} of token {token}",
     "a finite number that is not positive",
   )
@@ -236,32 +268,40 @@ def _logp(logp: Any, token: int) -> float:
 def _spans(meta: Mapping[str, Any]) -> list[tuple[str, int, int]]:
   """Returns (name, first token, end) for each set of weights that sampled."""
   return [
-    (_field(s, "version", str), _field(s, "start", int), _field(s, "end", int))
-    for s in _field(meta, "weight_versions", list)
+    (
+      _typed_field(span, "version", str),
+      _typed_field(span, "start", int),
+      _typed_field(span, "end", int),
+    )
+    for span in _typed_field(meta, "weight_versions", list)
   ]
 
 
 def _versions(
-  meta: Mapping[str, Any], count: int, known: Mapping[str, int]
+  meta: Mapping[str, Any], count: int, version_by_name: Mapping[str, int]
 ) -> tuple[int, ...]:
-  """Returns the policy version of each token."""
-  order = list(known)
+  """Returns the policy version of each token.
+
+  Spans must follow each other without gaps, and a later span must have the same
+  weights or newer ones.
+  """
+  names = list(version_by_name)
   spans = _spans(meta)
   versions: list[int] = []
-  oldest = 0  # Weights that may have sampled what follows.
+  oldest = 0  # Index of the oldest weights that may have sampled the next span.
   for name, start, end in spans:
-    if name not in known:
+    if name not in version_by_name:
       raise server.OtherWeightsError(
-        f"The reply has weights {name[:200]!r}, expected "
-        f"{' or '.join(map(repr, order))}; was the server started again, or "
+        f"The reply has weights {name[:_QUOTED_CHARACTERS]!r}, expected "
+        f"{' or '.join(map(repr, names))}; was the server started again, or "
         "did another run hand weights to it?",
         name,
       )
-    is_next = start == len(versions) <= end and name in order[oldest:]
+    is_next = start == len(versions) <= end and name in names[oldest:]
     if not is_next:
       break
-    oldest = order.index(name)
-    versions += [known[name]] * (end - start)
+    oldest = names.index(name)
+    versions += [version_by_name[name]] * (end - start)
   else:
     if len(versions) == count:
       return tuple(versions)
@@ -271,7 +311,8 @@ def _versions(
   )
 
 
-def _field(values: Any, name: str, kind: type) -> Any:
+def _typed_field(values: Any, name: str, kind: type) -> Any:
+  """Returns a field of a reply's object; EngineError for another type."""
   value = values.get(name) if isinstance(values, dict) else None
   _expect(
     type(value) is kind, f"{name} {value!r}", f"one of type {kind.__name__}"
@@ -279,11 +320,17 @@ def _field(values: Any, name: str, kind: type) -> Any:
   return value
 
 
-def _expect(holds: bool, found: object, expected: object) -> None:
-  if not holds:
-    raise types.EngineError(
-      f"The reply has {str(found)[:200]}, expected {expected}."
-    )
+def _expect(condition: bool, content: object, expected: object) -> None:
+  """Raises EngineError unless a condition of a reply holds.
+
+  Args:
+    condition: whether the reply is valid.
+    content: the part of the reply that is not, for the message.
+    expected: a valid part.
+  """
+  if not condition:
+    quoted = str(content)[:_QUOTED_CHARACTERS]
+    raise types.EngineError(f"The reply has {quoted}, expected {expected}.")
 
 
 def _body(
@@ -321,7 +368,7 @@ def _turn_body(turn: server.Turn) -> server.Json:
       "max_new_tokens": request.max_tokens,
       "stop": list(request.stop),
       "stop_regex": [re.escape(stop) for stop in request.stop],
-      "stop_token_ids": sorted(turn.ends),
+      "stop_token_ids": sorted(turn.end_of_turn_ids),
     },
   )
   if turn.known_experts is not None:
@@ -352,7 +399,8 @@ class SglangServer(server.Server):
     return await self.get("/server_info")
 
   def context(self) -> int:
-    # Others answer that they have released their memory, and keep it.
+    # Without this flag, servers answer that they released their memory, and
+    # keep it.
     if self._lends and self.info.get("enable_memory_saver") is not True:
       raise self.error(
         "it keeps its memory, expected a server that releases it while "
@@ -367,9 +415,10 @@ class SglangServer(server.Server):
     return longest - 1  # Prompts are shorter than this number.
 
   def check_records(self) -> None:
-    # What comes back from host memory has lost its record.
-    lost = self.info.get("enable_hierarchical_cache")
-    if lost or self.info.get("enable_return_routed_experts") is not True:
+    # Tokens whose cache comes back from host memory have lost their record.
+    loses_records = self.info.get("enable_hierarchical_cache")
+    returns_experts = self.info.get("enable_return_routed_experts") is True
+    if loses_records or not returns_experts:
       raise self.error(
         "it does not return the experts of all tokens, as objective.router "
         "needs: start it with --enable-return-routed-experts, without "
@@ -409,10 +458,14 @@ class SglangServer(server.Server):
     await self.ask("POST", f"/flush_cache{timeout}")
 
   async def release_memory(self) -> None:
-    await self._change_memory("release", [*_WEIGHTS, *_CACHE])
+    await self._change_memory("release", [*_WEIGHTS_TAGS, *_CACHE_TAGS])
 
   async def restore_memory(self, *, weights: bool, cache: bool) -> None:
-    tags = _WEIGHTS * weights + _CACHE * cache
+    tags: list[str] = []
+    if weights:
+      tags += _WEIGHTS_TAGS
+    if cache:
+      tags += _CACHE_TAGS
     await self._change_memory("resume", tags)
 
   async def _change_memory(self, change: str, tags: Sequence[str]) -> None:
@@ -445,15 +498,15 @@ class SglangServer(server.Server):
       reply = read_turn(
         answer,
         prompt=prompt,
-        most=turn.request.max_tokens,
+        max_tokens=turn.request.max_tokens,
         vocab_size=turn.architecture.vocab_size,
         versions=versions(),
       )
       if turn.known_experts is None:
         return reply
       count = prompt + len(reply.ids) - 1 - turn.known_experts
-      chosen = read_experts(answer, count, turn.architecture)
-      return reply._replace(experts=chosen)
+      expert_ids = read_experts(answer, count, turn.architecture)
+      return reply._replace(experts=expert_ids)
     except types.EngineError as error:
       raise self.error(error) from None
 
@@ -473,6 +526,7 @@ class SglangServer(server.Server):
       raise self.error(error) from None
 
   async def _generate(self, body: server.Json) -> server.Json:
-    # It looks for a closed connection at each token, and each 4 seconds in its
-    # queue (`_wait_one_response` of srt/managers/tokenizer_manager.py).
+    # No deadline here: the caller cancels. The server notices a closed
+    # connection at the next token, or within 4 seconds in its queue
+    # (`_wait_one_response` of srt/managers/tokenizer_manager.py).
     return await self.post("/generate", body, deadline=math.inf)

@@ -1,4 +1,4 @@
-"""What servers sample: a folder of weights, with adapters over it, by name.
+"""The weights that servers sample: a folder, with adapters over it, by name.
 
 Every reply names the weights that sampled it. Names begin with a random part of
 the run, so that a run does not mistake the weights of another run for its own:
@@ -22,9 +22,9 @@ from anysearch_jax.rollout.servers import delta
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _RAM = pathlib.Path("/dev/shm")
-# The name of a server's weights ends so while their memory is released, while
-# they are not yet compared, or when its turns must not count.
+# The name of a server's weights ends with this while their memory is released,
 _RELEASED = ".released"
+# and with this while they are not yet compared, or if turns must not count.
 _HIDDEN = ".hidden"
 
 
@@ -38,8 +38,8 @@ class Adapter(NamedTuple):
   name: str
   path: pathlib.Path
 
-  def changes(self) -> bool:
-    """Returns whether it changes the base: a new one has a B of 0."""
+  def changes_base(self) -> bool:
+    """Returns whether it changes the base; an untrained one has a B of 0."""
     with safetensors.safe_open(
       self.path / ADAPTER_FILE, framework="numpy"
     ) as file:
@@ -51,10 +51,12 @@ class Adapter(NamedTuple):
 
 
 class Sampled(NamedTuple):
-  """What samples a turn.
+  """The weights that sample a turn.
 
-  weights: the name that replies state. version: of the policy. adapter: the
-  one over the weights that a request names; None: the weights alone.
+  Attributes:
+    weights: the name that replies state.
+    version: version of the policy.
+    adapter: the adapter that a request names; None: the weights alone.
   """
 
   weights: str
@@ -64,7 +66,7 @@ class Sampled(NamedTuple):
   def is_refused_by(self, error: Exception) -> bool:
     """Returns whether a server refused a request because it lacks the adapter.
 
-    It then names the adapter, as it does for no other mistake.
+    A server names the adapter in that error and in no other.
     """
     return self.adapter is not None and self.adapter.name in str(error)
 
@@ -72,10 +74,14 @@ class Sampled(NamedTuple):
 class Weights(NamedTuple):
   """Weights that servers must serve.
 
-  path: Hugging Face folder, at the same path for each server. name: every reply
-  states it. deadline: seconds that one server may take to load. adapters: over
-  these weights, oldest first; every request names one of them. sender: where
-  hosts make the folder at `path` by a delta, what sends the whole folder.
+  Attributes:
+    path: Hugging Face folder, at the same path for each server.
+    name: every reply states it.
+    deadline: seconds that one server may take to load.
+    adapters: adapters over these weights, oldest first; every request names one
+      of them.
+    sender: sends the whole folder to a host that cannot make it from a delta;
+      None if no delta was sent.
   """
 
   path: pathlib.Path
@@ -85,7 +91,7 @@ class Weights(NamedTuple):
   sender: delta.Sender | None = None
 
   def sampled(self, version: int) -> Sampled:
-    """Returns what samples the newest version."""
+    """Returns the weights that sample the newest version."""
     newest = self.adapters[-1] if self.adapters else None
     return Sampled(self.name, version, newest)
 
@@ -124,8 +130,8 @@ def is_of_another_run(name: str, run: str) -> bool:
 def folder(root: str, urls: Iterable[str]) -> pathlib.Path:
   """Returns the folder for the weights of servers.
 
-  Only one run may use a set of servers, so files in this folder are left over
-  from a run that was killed.
+  Only one run may use a set of servers. So files that a run finds in this
+  folder are from a run that was killed.
 
   Args:
     root: folder that all servers can read; "" is RAM (/dev/shm), or the
