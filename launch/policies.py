@@ -149,7 +149,9 @@ def read_flags(
   return config, PolicyChoice("openai", opened.name, opened)
 
 
-def _open_endpoint(config: config_lib.ExperimentConfig) -> endpoints.OpenEndpoint:
+def _open_endpoint(
+  config: config_lib.ExperimentConfig,
+) -> endpoints.OpenEndpoint:
   """Returns the model of --openai.
 
   If the server was probed, the result is printed on standard error.

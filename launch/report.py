@@ -124,7 +124,8 @@ def main(argv: Sequence[str]) -> None:
     for row, s in zip(rows, evaluated_sources, strict=True)
   ]
   recorded_samples = [
-    loading.recorded_rollouts(*label_and_folder) for label_and_folder in runs.items()
+    loading.recorded_rollouts(*label_and_folder)
+    for label_and_folder in runs.items()
   ]
   recorded_samples = [sample for sample in recorded_samples if sample.episodes]
   try:

@@ -155,7 +155,7 @@ def _tools(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
         c, f"{c.log}.pages" if c.log else "", reader
       )
     elif name == "fetch":
-      retrievers_by_tool[name] = searching.PageRetriever(retriever)
+      retrievers_by_tool[name] = tool_retrievers.PageRetriever(retriever)
     elif name not in retrievers_by_tool:
       raise ValueError(
         f"search.tools: found none for the tool {name!r} of the environment "
@@ -164,7 +164,7 @@ def _tools(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
       )
   if names == [protocol.SEARCH]:
     return retrievers_by_tool[protocol.SEARCH]
-  return searching.Toolbox(
+  return tool_retrievers.Toolbox(
     {n: retrievers_by_tool[n] for n in names}, config.search
   )
 

@@ -589,7 +589,9 @@ class _TellingEngine:
     if state.searches_used > self.told_searches:
       if state.observations:  # Passages that had no room are not in it.
         last = state.observations[-1]
-        self.tell(events.Found(state.searches_used, last.passages, last.numbers))
+        self.tell(
+          events.Found(state.searches_used, last.passages, last.numbers)
+        )
       total = budgets_lib.of(self.limits.budget).searches
       self.tell(events.Budget(state.searches_used, total))
       self.told_searches = state.searches_used
