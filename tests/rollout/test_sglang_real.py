@@ -39,7 +39,7 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
-from anysearch_jax.policy import decoder, hf, lora
+from anysearch_jax.policy import decoder, hf, hf_architecture, lora
 from anysearch_jax.rollout import (
   chat_completions,
   completions,
