@@ -12,7 +12,7 @@ import importlib
 import pathlib
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _STUB = pathlib.Path(__file__).with_suffix(".pyi")
 
