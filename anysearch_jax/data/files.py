@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 from anysearch_jax.data import formats
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+# A cell of a table may be a whole passage; Python's limit is 131,072 characters.
+_MAX_CELL_CHARACTERS = 1 << 26
 
 Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
 
@@ -85,6 +87,7 @@ def _lines(file: IO[str]) -> Iterator[Numbered]:
 
 
 def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
+  csv.field_size_limit(_MAX_CELL_CHARACTERS)  # Of the whole process.
   table = csv.reader(file, delimiter=delimiter, strict=True)
   names = next(table, [])
   while True:
