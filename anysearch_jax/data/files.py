@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from anysearch_jax.data import formats
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-# A cell of a table may be a whole passage; Python's limit is 131,072 characters.
+# A cell may be a whole passage; the limit of Python is 131,072 characters.
 _MAX_CELL_CHARACTERS = 1 << 26
 
 Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
