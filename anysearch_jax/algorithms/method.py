@@ -331,7 +331,15 @@ def fixed_budget(
 def searching_with_policy(
   config: config_lib.ExperimentConfig, max_tokens: int, **retrieval: str
 ) -> config_lib.ExperimentConfig:
-  """Lets the policy work on searches, which then include a turn of it."""
+  """Returns a configuration in which the policy takes part in each search.
+
+  A search then lasts as long as a turn of the policy more.
+
+  Args:
+    config: the configuration.
+    max_tokens: that the policy may write in a search.
+    **retrieval: settings of `config.retrieval`.
+  """
   e = config.episode
   model = dataclasses.replace(
     config.retrieval.model, max_tokens=max_tokens, deadline=e.turn_deadline
@@ -367,9 +375,7 @@ def compared(
   return Method(
     name,
     label,
-    environments={
-      key: wording.environment() for key, wording in wordings.items()
-    },
+    environments={key: words.environment() for key, words in wordings.items()},
     wordings=wordings,
     reward=reward,
     measures=measures,

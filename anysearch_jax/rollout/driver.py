@@ -498,7 +498,9 @@ def failure_summary(failed: Iterable[types.Trajectory]) -> str:
   examples: dict[str, str] = {}
   counts: Counter[str] = Counter()
   for trajectory in failed:
-    kind = _NUMBER.sub("0", trajectory.reason.partition(" failed: ")[2])
+    # `answer_request` writes "the search ... failed: CAUSE".
+    cause = trajectory.reason.partition(" failed: ")[2]
+    kind = _NUMBER.sub("0", cause)
     examples.setdefault(kind, trajectory.reason)
     counts[kind] += 1
   return " ".join(

@@ -229,7 +229,8 @@ class Trainer:
         retriever=retriever,
         timeline=self._timeline,
       )
-    # As of the last trained rollout; the sampler's own may be queue.
+    # The state at the last trained rollout; the sampler's own state may be
+    # some rollouts ahead of it.
     self._sampler_state = sampler.initial_state(config)
     self._monitor = health.HealthMonitor(
       config.watch, stream=self._stream, curriculum=config.curriculum
@@ -298,8 +299,9 @@ class Trainer:
     config = self._config
     rollouts = self._config.curriculum.rollouts
     with (
+      # A process without an engine has nothing to close.
       contextlib.closing(self._engine or contextlib.ExitStack()),
-      # The context is None except on process 0.
+      # `writer` is None except on process 0.
       (
         metrics.Writer(self._folder, self._sinks)
         if processes.is_main()
