@@ -104,7 +104,7 @@ def test_a_character_over_several_tokens_belongs_to_the_last():
 def test_token_texts_of_real_tokenizers_concatenate_to_the_text(family):
   path = _TOKENIZERS / family / "tokenizer.json"
   if not path.is_file():
-    pytest.skip(f"{path} is not there.")
+    pytest.skip(f"no tokenizer in {path.parent}; set ANYSEARCH_TOKENIZERS")
   core = tokenizers.Tokenizer.from_file(str(path))
   text = "<think> où est 東京🗼? </think>\n\n<search>Ürümqi — naïve</search>  x"
   ids = core.encode(text, add_special_tokens=False).ids
