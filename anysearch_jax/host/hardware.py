@@ -140,30 +140,21 @@ def _gpu(
 
 
 _sxm = functools.partial(_gpu, threads=2048, pcie=5, shared_kib=228)
+_H100 = _sxm(
+  name="h100",
+  device="H100 80GB HBM3",
+  gib=79.1,
+  tflops=989.4,
+  gbytes=3350,
+  capability=(9, 0),
+  cores=132,
+  clock_ghz=1.98,
+  l2_mib=50,
+)
 _ALL: tuple[Hardware, ...] = (
-  _sxm(
-    name="h100",
-    device="H100 80GB HBM3",
-    gib=79.1,
-    tflops=989.4,
-    gbytes=3350,
-    capability=(9, 0),
-    cores=132,
-    clock_ghz=1.98,
-    l2_mib=50,
-  ),
+  _H100,
   # Its own name is in `_KINDS`: it computes as an H100.
-  _sxm(
-    name="h800",
-    device="H100 80GB HBM3",
-    gib=79.1,
-    tflops=989.4,
-    gbytes=3350,
-    capability=(9, 0),
-    cores=132,
-    clock_ghz=1.98,
-    l2_mib=50,
-  ),
+  dataclasses.replace(_H100, name="h800"),
   _sxm(
     name="h200",
     device="H200",
