@@ -17,7 +17,7 @@ PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Installs the project with the extras $(1). pip compares every file with the
 # locked hashes, and takes no package that the locks do not name.
 ifeq ($(LOCK),)
-install = $(PIP) --editable '.[$(subst $(SPACE),$(COMMA),$(strip $(1)))]'
+install = $(PIP) --editable '.[$(subst $(SPACE),$(COMMA),$(strip train $(1)))]'
 else
 install = $(PIP) --require-hashes --requirement requirements.lock \
 	  $(foreach extra,$(1),--requirement locks/$(extra).lock) && \
@@ -96,7 +96,7 @@ docs: $(READY)-docs
 # of an extra has what requirements.lock lacks. Run the tests before you commit.
 lock: $(VENV)/bin/python
 	$(PIP) uv
-	$(COMPILE) --output-file requirements.lock
+	$(COMPILE) --extra train --output-file requirements.lock
 	for extra in serve web wandb mlflow milvus test docs plan tpu cuda13 cuda12; do \
 	  $(COMPILE) --extra $$extra --constraint requirements.lock \
 	    $$(sed -n 's/^\([^ ;]*\)==[^;]*$$/--no-emit-package \1/p' requirements.lock) \

@@ -383,6 +383,18 @@ class Generation:
   )
 
 
+def unrecorded_experts(tokens: int, *, like: Any) -> np.ndarray:
+  """Returns ids of experts `[tokens, L, K]` that mean no record.
+
+  Args:
+    tokens: the number of tokens.
+    like: an array of ids, or anything with its dtype and with L and K as the
+      last axes of its shape.
+  """
+  shape = (tokens, *like.shape[-2:])
+  return np.full(shape, np.iinfo(like.dtype).max, like.dtype)
+
+
 class Engine(Protocol):
   """Generates turns; it may keep an episode's cache until `release`."""
 

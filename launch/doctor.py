@@ -292,8 +292,12 @@ def _requirement_lines(path: pathlib.Path) -> list[str]:
   if path.is_file():
     lines = (x.partition("#")[0].strip() for x in path.read_text().splitlines())
     return [line for line in lines if line and not line.startswith("-")]
-  requirement_texts = importlib.metadata.requires("anysearch_jax") or []
-  return [line for line in requirement_texts if "extra ==" not in line]
+  installed = importlib.metadata.requires("anysearch_jax") or []
+  return [
+    line
+    for line in installed
+    if "extra ==" not in line or 'extra == "train"' in line
+  ]
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -83,13 +84,25 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
   os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "4096")
   if platform == "cpu":
     _keep_freed_memory()
-  import jax  # Reads the flags above.
-
   if cache:  # JAX warns if it cannot write there.
-    folder = str(pathlib.Path(cache).absolute())
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    _configure_jax(
+      {
+        "jax_compilation_cache_dir": str(pathlib.Path(cache).absolute()),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+      }
+    )
+
+
+def _configure_jax(settings: Mapping[str, str | int]) -> None:
+  """Sets options of JAX, which is imported later, or not at all."""
+  for name, value in settings.items():
+    os.environ[name.upper()] = str(value)
+  if "jax" in sys.modules:
+    import jax
+
+    for name, value in settings.items():
+      jax.config.update(name, value)
 
 
 def merge_xla_flags(flags: Mapping[str, str], user_flags: str) -> str:

@@ -224,15 +224,8 @@ def _serve_mcp(
       f"--host={f.host}: expected 127.0.0.1, ::1 or localhost; whoever reaches "
       "the server can ask, because MCP over HTTP has no keys here."
     )
-  try:
-    from anysearch_jax.serving import mcp_server
-  except ModuleNotFoundError as error:
-    package = (error.name or "").partition(".")[0]
-    if package == "anysearch_jax":
-      raise
-    raise ValueError(
-      f"found no package {package!r}; pip install -e '.[serve]'"
-    ) from error
+  from anysearch_jax.serving import mcp_server
+
   with contextlib.ExitStack() as stack:
     # From here on only the protocol is written to standard output.
     stdout = None if f.http else stack.enter_context(_only_protocol())

@@ -6,14 +6,11 @@ import os
 import pathlib
 from typing import Any
 
-import jax
-
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
-from anysearch_jax.policy import hf, sharding
-from anysearch_jax.rollout import endpoints, engines, searching
+from anysearch_jax.rollout import endpoints, searching
 
 # Defaults without a configuration: tokens of an episode, and questions that are
 # sampled in one batch.
@@ -52,6 +49,10 @@ def load(
     engine = connection.engine
     codec = connection.codec
   else:
+    # Imports JAX, which a model elsewhere needs not.
+    from anysearch_jax.policy import hf, sharding
+    from anysearch_jax.rollout import engines
+
     folder = pathlib.Path(policy)
     architecture, _ = hf.describe(folder)
     if config is None:
@@ -95,6 +96,8 @@ def with_answer_room(
 
 def default_config(max_context: int) -> config_lib.ExperimentConfig:
   """Returns the paper's environment for any instruct model."""
+  import jax
+
   context = min(max_context, _CONTEXT)
   accelerated = jax.default_backend() != "cpu"
   return config_lib.ExperimentConfig(

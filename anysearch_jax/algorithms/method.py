@@ -11,17 +11,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import chex
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol, records, scoring, spec, wording
+
+# An agent plays a method's environments without JAX, which only rewards need.
+if TYPE_CHECKING:
+  import chex
 
 
 class Progress(NamedTuple):
@@ -161,7 +162,7 @@ def outcomes_of(
   )
 
 
-Terms = dict[str, chex.Array]  # float32 `[..., G]` by name.
+Terms = dict[str, "chex.Array"]  # float32 `[..., G]` by name.
 Reward = Callable[[Outcomes, Any], Terms]
 # Values by name; a coroutine function, if it asks a server for them.
 Measure = Callable[
@@ -285,6 +286,9 @@ def reward_terms(valid: chex.Array, **values: chex.Array) -> Terms:
   Returns:
     float32 arrays by name; 0 where not `valid`.
   """
+  import chex
+  import jax.numpy as jnp
+
   chex.assert_type(valid, bool)
   chex.assert_equal_shape([valid, *values.values()])
   return {
@@ -300,14 +304,19 @@ def jitted(reward: Callable[..., Mapping[str, chex.Array]]) -> Reward:
   and 0 where `valid` is False.
   """
 
-  @functools.partial(jax.jit, static_argnums=1)
-  def traced(outcomes: Outcomes, constants: Any) -> Terms:
+  def terms(outcomes: Outcomes, constants: Any) -> Terms:
     return reward_terms(outcomes.valid, **reward(outcomes, constants))
+
+  @functools.cache
+  def compiled() -> Reward:
+    import jax
+
+    return jax.jit(terms, static_argnums=1)
 
   @functools.wraps(reward)
   def called(outcomes: Outcomes, constants: Any) -> Terms:
     arrays = outcomes._replace(answers=None, trajectories=None)
-    return traced(arrays, constants)
+    return compiled()(arrays, constants)
 
   return called
 

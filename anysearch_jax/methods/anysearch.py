@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.algorithms import method, rewards
+from anysearch_jax.algorithms import method
 from anysearch_jax.environment import prompts
 
 
@@ -14,6 +14,8 @@ def reward(
 
   It is also a valid `reward.function`, so it takes the whole configuration.
   """
+  from anysearch_jax.algorithms import rewards
+
   terms = rewards.composite(
     o.em,
     o.format,

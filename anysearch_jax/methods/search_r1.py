@@ -12,8 +12,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
-
 from anysearch_jax import types
 from anysearch_jax.algorithms import method
 from anysearch_jax.config import settings
@@ -95,6 +93,8 @@ def reward(o: method.Outcomes, c: Options) -> method.Terms:
 
   `retrieval` is added if `gold_found` is 1.
   """
+  import jax.numpy as jnp
+
   em = o.em
   if not c.format_variant:
     return {"em": em, "total": em}

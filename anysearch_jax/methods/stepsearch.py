@@ -16,7 +16,6 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from anysearch_jax import config as config_lib
@@ -176,6 +175,8 @@ def similarities(text: str, documents: Sequence[str]) -> np.ndarray:
 @method.jitted
 def reward(o: method.Outcomes, c: Options) -> method.Terms:
   """Returns the reward of the outcome, without the step rewards of `steps`."""
+  import jax.numpy as jnp
+
   keys = o.measures["search_keys"]
   scored = o.f1 + c.key_weight * keys
   return {

@@ -17,7 +17,6 @@ from anysearch_jax.host import plugins
 from anysearch_jax.methods import (
   anysearch,
   bats,
-  own,
   search_o1,
   search_r1,
   stepsearch,
@@ -121,6 +120,8 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     ValueError: no system has this name, the system is not trained, or
       `reward.function` cannot be loaded.
   """
+  from anysearch_jax.methods import own  # Imports JAX.
+
   system = get(config.method.name)
   if system.reward is None:
     raise ValueError(

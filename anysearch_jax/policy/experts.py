@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import sharding
@@ -71,17 +70,6 @@ def record(a: architecture_lib.Architecture) -> jax.ShapeDtypeStruct:
   """
   dtype = jnp.uint8 if a.experts < 256 else jnp.uint16
   return jax.ShapeDtypeStruct((a.layers, a.active), dtype)
-
-
-def unrecorded(
-  tokens: int, like: jax.ShapeDtypeStruct | np.ndarray
-) -> np.ndarray:
-  """Returns ids `[tokens, L, k]` that mean no record.
-
-  `like` has the dtype, and L and k as its last axes.
-  """
-  shape = (tokens, *like.shape[-2:])
-  return np.full(shape, np.iinfo(like.dtype).max, like.dtype)
 
 
 def route(

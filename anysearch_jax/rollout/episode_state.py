@@ -27,7 +27,6 @@ import numpy as np
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.environment import protocol, spec, units
-from anysearch_jax.policy import experts as experts_lib
 
 # Tokens kept for the answer if `episode.answer_room` is 0, but at most the cap
 # divided by `_RESERVE_DIVISOR`, so that small caps leave most tokens to search.
@@ -473,7 +472,9 @@ class Episode:
     experts = self.experts
     if experts is not None:
       # The engine never computed the tokens after the newest turn.
-      uncomputed = experts_lib.unrecorded(sum(lengths) - len(experts), experts)
+      uncomputed = types.unrecorded_experts(
+        sum(lengths) - len(experts), like=experts
+      )
       experts = np.concatenate([experts, uncomputed])
     authors = np.array([chunk.author for chunk in chunks], np.int8)
     turns = np.flatnonzero(authors == types.Author.MODEL)

@@ -32,7 +32,6 @@ from anysearch_jax.algorithms import curriculum
 from anysearch_jax.data import dataset_iterator
 from anysearch_jax.environment import records
 from anysearch_jax.host import counting, loop, processes
-from anysearch_jax.policy import experts
 from anysearch_jax.rollout import driver
 from anysearch_jax.training import timeline as timeline_lib
 
@@ -332,7 +331,7 @@ def serialize(rollouts: Sequence[RolloutBatch]) -> StoredRollouts:
   }
   recorded = [t.experts for t in trajectories if t.experts is not None]
   if recorded:
-    unknown = functools.partial(experts.unrecorded, like=recorded[0])
+    unknown = functools.partial(types.unrecorded_experts, like=recorded[0])
     tokens["experts"] = np.concatenate(
       [
         unknown(len(t.token_ids)) if t.experts is None else t.experts

@@ -150,4 +150,4 @@ def test_missing_package_names_the_extra(monkeypatch):
   monkeypatch.delattr(serving, "mcp_server")
   monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
   said = commands.run(serve, "--mcp", "--config=configs/quickstart.py")
-  assert "found no package 'mcp'; pip install -e '.[serve]'" in said
+  assert "pip install 'anysearch_jax[serve]'" in said

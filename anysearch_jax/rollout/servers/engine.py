@@ -438,8 +438,8 @@ class ServersEngine:
     """
     if not self._records:
       return None
-    no_experts = experts.unrecorded(
-      0, experts.record(self._policy.architecture)
+    no_experts = types.unrecorded_experts(
+      0, like=experts.record(self._policy.architecture)
     )
     ids, recorded = self._episode_experts.get(request.address, ((), no_experts))
     # A context that does not continue the recorded one starts anew.
