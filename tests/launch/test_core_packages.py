@@ -1,4 +1,4 @@
-"""`ask` and `serve` need no package of the extra [train] for a model elsewhere."""
+"""What needs no package of an extra, and what the others say without it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ sys.meta_path.insert(0, Missing())
 
 @pytest.fixture
 def environment(tmp_path):
-  """Returns the environment of a Python without the packages of [train]."""
+  """Returns the environment of a Python without [train] and [serve]."""
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
   names = [
     requirements.Requirement(line).name
     for line in project["optional-dependencies"]["train"]
   ]
-  missing = {"jaxlib", *(MODULES.get(name, name) for name in names)}
+  missing = {"jaxlib", "mcp", *(MODULES.get(name, name) for name in names)}
   folder = tmp_path / "site"
   folder.mkdir()
   (folder / "sitecustomize.py").write_text(
@@ -91,20 +91,19 @@ def test_serve_over_an_endpoint(environment, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "command",
+  ("extra", "arguments"),
   [
-    ("report", "runs"),
-    ("ask", "--config=configs/quickstart.py", "a question"),
+    ("train", ("launch.report", "runs")),
+    ("train", ("launch.ask", "--config=configs/quickstart.py", "a question")),
+    ("serve", ("launch.serve", "--mcp", "--config=configs/quickstart.py")),
   ],
-  ids=" ".join,
 )
-def test_what_is_missing_is_named_with_the_extra(environment, command):
-  name, *arguments = command
-  done = source_tree.python("-m", f"launch.{name}", *arguments, env=environment)
+def test_what_is_missing_is_named_with_the_extra(environment, extra, arguments):
+  done = source_tree.python("-m", *arguments, env=environment)
   assert done.returncode == 1
   (line,) = done.stderr.splitlines()
   assert re.fullmatch(
     r"launch: found no package '\w+', which this command needs; pip install "
-    r"'anysearch_jax\[train\]'",
+    rf"'anysearch_jax\[{extra}\]'",
     line,
   ), line

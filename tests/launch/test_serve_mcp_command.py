@@ -18,9 +18,7 @@ import foreign_pages
 import mcp
 import pytest
 
-from anysearch_jax import serving
 from anysearch_jax.launch import serve
-from anysearch_jax.serving import mcp_server
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Found at budget 3, after a search in other words.
@@ -143,11 +141,3 @@ def test_another_host_is_refused():
   flags = ("--config=configs/quickstart.py", "--http", "--host=0.0.0.0")
   said = commands.run(serve, "--mcp", *flags)
   assert "--host=0.0.0.0: expected 127.0.0.1" in said
-
-
-def test_missing_package_names_the_extra(monkeypatch):
-  monkeypatch.delitem(sys.modules, mcp_server.__name__)
-  monkeypatch.delattr(serving, "mcp_server")
-  monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-  said = commands.run(serve, "--mcp", "--config=configs/quickstart.py")
-  assert "pip install 'anysearch_jax[serve]'" in said
