@@ -17,7 +17,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 
@@ -87,6 +87,28 @@ def load(
       f"{type(value).__name__}; expected {expected}."
     )
   return Loaded(value, path, sha256)
+
+
+def require_named(
+  name: str, plugins: Collection[str], *, setting: str, argument: str
+) -> None:
+  """Refuses code that a file names and the caller does not.
+
+  Args:
+    name: value of a setting that an opened file holds.
+    plugins: names of the user's values that the caller allows.
+    setting: the file and its setting, for sentences.
+    argument: what allows the name, with a `{!r}` for it, for sentences.
+
+  Raises:
+    PluginError: the name is of a user's value, and not one of `plugins`.
+  """
+  if is_name(name) and name not in plugins:
+    raise PluginError(
+      f"{setting}: found {name!r}, code that would run with your rights; "
+      "expected a name of the project's, or that you name the code yourself: "
+      f"if you trust it, pass {argument.format(name)}."
+    )
 
 
 def run_file(path: str | os.PathLike[str]) -> types.ModuleType:
