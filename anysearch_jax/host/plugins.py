@@ -111,6 +111,13 @@ def require_named(
     )
 
 
+def import_from(folder: str | os.PathLike[str]) -> None:
+  """Lets code that the user named import modules of a folder, as the last."""
+  path = os.path.abspath(folder)
+  if path not in sys.path:
+    sys.path.append(path)
+
+
 def run_file(path: str | os.PathLike[str]) -> types.ModuleType:
   """Runs a Python file as a module; its errors, and OSError, pass through."""
   path = os.path.abspath(path)
@@ -155,6 +162,7 @@ def as_sentence(
 @functools.cache
 def _module(source: str) -> tuple[types.ModuleType, pathlib.Path, str]:
   """Returns a module with its file and the hash of the text that it ran."""
+  import_from(os.getcwd())
   if source.endswith(".py"):
     path = pathlib.Path(source)
     text = path.read_bytes()
@@ -171,8 +179,7 @@ def _run_source(path: str, text: bytes) -> types.ModuleType:
   seconds, the same modification time.
   """
   name = f"own_{hashlib.sha256(path.encode() + text).hexdigest()[:16]}"
-  if (import_root := str(_import_root(pathlib.Path(path)))) not in sys.path:
-    sys.path.append(import_root)
+  import_from(_import_root(pathlib.Path(path)))
   module = types.ModuleType(name)
   module.__file__ = path
   sys.modules[name] = module  # Dataclasses look their module up there.

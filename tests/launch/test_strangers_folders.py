@@ -10,6 +10,7 @@ import jax
 import pytest
 import random_encoders
 import small_run
+import source_tree
 
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files, plugins
@@ -105,6 +106,31 @@ def test_commands_run_nothing_that_a_run_names(folder, policy, config_file):
   assert commands.run(report, str(policy.parent), "--output=page/it.html") == ""
   assert pathlib.Path("page/it.html").is_file()
   assert not (folder / "marker").exists()
+
+
+def test_packages_of_the_current_folder_are_not_imported(folder):
+  """JAX imports each package of `jax_plugins` that it finds."""
+  package = folder / "jax_plugins" / "theirs"
+  package.mkdir(parents=True)
+  (folder / "their_code.py").rename(package / "__init__.py")
+  (folder / "mine.py").write_text("def reward(outcomes, config): ...\n")
+  arguments = "-m", "anysearch_jax.launch.ask", "--budget=0", "zzz ?"
+  notes = folder / "notes" / "a.txt"
+  notes.parent.mkdir()
+  notes.write_text("A note.")
+  documents = "--documents=notes"
+  policy = f"--hf={source_tree.ROOT / 'configs/graded_world_policy'}"
+  done = source_tree.python("-P", *arguments, documents, policy, cwd=folder)
+  assert "no word for 'zzz'" in done.stderr, done.stderr
+  assert not (folder / "marker").exists()
+  # What the user names is found in the current folder.
+  code = (
+    "import sys; sys.argv = ['-m']; import anysearch_jax.launch; "
+    "from anysearch_jax.host import plugins; "
+    "plugins.load('mine:reward', setting='--reward', expected='a function')"
+  )
+  done = source_tree.python("-P", "-c", code, cwd=folder)
+  assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
