@@ -277,8 +277,9 @@ def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
   values["added_tokens"].append(entry)
   path.write_text(json.dumps(values))
   codec = tokenizer_lib.Tokenizer.from_folder(tmp_path / "policy")
-  problems = said(run_checks.check_texts(codec, CONFIG), findings.PROBLEM)
-  assert any("loses </answer>" in each for each in problems), problems
+  (finding,) = run(lambda: run_checks.check_texts(codec, CONFIG))
+  assert finding.level == findings.PROBLEM
+  assert "loses </answer>" in finding.found
   (weights,) = (tmp_path / "policy").glob("*.safetensors")
   weights.write_bytes(weights.read_bytes()[:-100])
   config = dataclasses.replace(CONFIG, policy=str(tmp_path / "policy"))
@@ -294,16 +295,16 @@ def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
   silent = tokenizer_lib.Tokenizer(real_tokenizer.hf)
   for ends, level, sentence in (
     ({0}, findings.WARNING, "which ends no turn"),
-    (set(), findings.PROBLEM, "no token ends a turn"),
+    (set(), findings.PROBLEM, "no token that ends a turn"),
   ):
     silent.end_of_turn_ids = frozenset(ends)
-    found = run_checks._check_prompt(silent, config)
+    found = run(lambda: run_checks.check_texts(silent, config))
     assert any(sentence in each for each in said(found, level))
   # As that of gpt-oss, whose answers another token ends than questions.
   (last, *_), template = silent.control_tokens, silent.hf.chat_template
   monkeypatch.setattr(silent.hf, "chat_template", template + f"{{# {last} #}}")
   silent.end_of_turn_ids = frozenset(silent.encode(last))
-  assert not said(run_checks._check_prompt(silent, config), findings.WARNING)
+  assert not said(run_checks.check_texts(silent, config), findings.WARNING)
 
 
 # Who answers.
