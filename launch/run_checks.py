@@ -6,6 +6,7 @@ say whether its tokenizer and its chat template support the protocol.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -195,9 +196,7 @@ class Checks:
     try:
       source = parts.source(config)
       lexical = source.retriever
-      questions = source.evaluation_questions(
-        config.evaluation.datasets, _QUERIES
-      )[:_QUERIES] or [_QUESTION]
+      questions = _example_questions(source, config)
     except ValueError:  # Reported by the check of the questions.
       if c.kind == "lexical":
         raise
@@ -238,6 +237,21 @@ class Checks:
       yield problem(str(error))
     finally:
       loop.run(server_lib.close(client))
+
+
+def _example_questions(
+  source: parts.Source, config: config_lib.ExperimentConfig
+) -> Sequence[types.Question]:
+  """Returns some questions of a run, to evaluate or else to train on.
+
+  Raises:
+    ValueError: the source has neither.
+  """
+  with contextlib.suppress(ValueError):
+    datasets = config.evaluation.datasets
+    if questions := source.evaluation_questions(datasets, _QUERIES)[:_QUERIES]:
+      return questions
+  return list(source.questions(config.data.split, _QUERIES, config.seed))
 
 
 def check_accelerator(a: architecture_lib.Architecture) -> Finding:

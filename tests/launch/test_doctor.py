@@ -18,6 +18,7 @@ import jax
 import optax
 import pytest
 
+import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from anysearch_jax.configs import quickstart
 from anysearch_jax.data import prepared, preparing
@@ -354,6 +355,31 @@ def test_a_server_of_passages_is_asked(questions, talk, level, sentence):
     config = with_(questions, retrieval={"kind": "http", "url": url})
     (finding,) = run(checks(config).retriever)
   assert (finding.level, sentence in finding.found) == (level, True), finding
+
+
+def test_a_run_without_an_evaluation_split_asks_its_own_questions(tmp_path):
+  """A corpus need not know the river of Paris."""
+  entries = [
+    preparing.Entry(f"nq/{i}", f"who {i}", ["x"], "nq", "train", None, "{}")
+    for i in range(10)
+  ]
+  prepared.write(
+    tmp_path / "qa",
+    {"train": preparing.Part(entries)},
+    entries[:1],
+    {"settings": {}},
+  )
+  notes = tmp_path / "notes.txt"
+  notes.write_text("who is it?")
+  index = tmp_path / "index"
+  aj.index_documents([str(notes)], index)
+  config = with_(
+    data={"source": "prepared", "path": str(tmp_path / "qa")},
+    retrieval={"kind": "index", "index": str(index)},
+  )
+  (finding,) = run(checks(config).retriever)
+  assert finding.level == findings.OK, finding
+  assert "10 searches" in finding.found and "0 without" in finding.found
 
 
 def test_a_slow_retriever_is_a_warning():

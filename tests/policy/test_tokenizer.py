@@ -214,7 +214,9 @@ def test_a_template_that_cannot_be_rendered_is_refused_in_a_sentence(
   with pytest.raises(ValueError) as refusal:
     broken.render("a b")
   sentence = str(refusal.value)
-  assert sentence.startswith(f"{tmp_path}: the chat template cannot be rendered")
+  assert sentence.startswith(
+    f"{tmp_path}: the chat template cannot be rendered"
+  )
   assert reason in sentence and "chat_template.jinja" in sentence
   assert "\n" not in sentence
 
