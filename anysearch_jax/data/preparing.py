@@ -20,7 +20,7 @@ import numpy as np
 
 from anysearch_jax.data import evidence, files, formats
 from anysearch_jax.environment import scoring
-from anysearch_jax.host import disk
+from anysearch_jax.host import disk, listing
 
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
@@ -118,7 +118,9 @@ def dataset_name(name: str) -> str:
   Raises:
     formats.DataError: the name has characters that are not allowed.
   """
-  name = _DATASETS.get(name.lower(), name.lower())
+  # Recipes of verl write searchR1_nq.
+  plain_name = name.lower().removeprefix("searchr1_")
+  name = _DATASETS.get(plain_name, plain_name)
   if not _NAME.fullmatch(name):
     raise formats.DataError(f"Found dataset {name!r}, expected a plain name.")
   return name
@@ -251,7 +253,8 @@ def _read_input(
       format_ = format_ or formats.recognize(row) or ""
       if not format_:
         raise formats.DataError(
-          f"{source.path}, row {number}: found columns {', '.join(row)}; "
+          f"{source.path}, row {number}: found columns "
+          f"{listing.first_names(row)}; "
           f"expected those of {', '.join(formats.FORMATS)}, or the name of a "
           "format."
         )
