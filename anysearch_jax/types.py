@@ -113,7 +113,9 @@ def distinct_passages(passages: Iterable[Passage]) -> tuple[Passage, ...]:
     while name in by_id and by_id[name].contents != passage.contents:
       number += 1
       name = f"{passage.id}#{number}"
-    by_id.setdefault(name, dataclasses.replace(passage, id=name))
+    if name != passage.id:
+      passage = dataclasses.replace(passage, id=name)
+    by_id.setdefault(name, passage)
   return tuple(by_id.values())
 
 

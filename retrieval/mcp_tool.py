@@ -23,7 +23,7 @@ import pydantic
 from mcp.client import stdio, streamable_http
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls, loop, redaction, turns
+from anysearch_jax.host import http_calls, listing, loop, redaction, turns
 from anysearch_jax.retrieval import requests as requests_lib
 
 # `retrieval.mcp.fields` says where a reply has its list of results, and where a
@@ -155,7 +155,7 @@ class McpRetriever:
     if self._tool not in schemas:
       raise ValueError(
         f"retrieval.mcp.tool: found {self._tool!r}; the tools of the server "
-        f"are: {', '.join(sorted(schemas)[:20]) or 'none'}."
+        f"are: {listing.first_names(sorted(schemas)) or 'none'}."
       )
     schema = schemas[self._tool]
     names = [*map(self._quote, schema.get("properties") or ())]
@@ -165,8 +165,8 @@ class McpRetriever:
     if not is_unique or not {*required} <= {*arguments} <= {*names}:
       raise ValueError(
         f"retrieval.mcp: found the arguments {arguments}; expected those of "
-        f"the tool, each once: {', '.join(names) or 'none'} (required: "
-        f"{', '.join(required) or 'none'})."
+        f"the tool, each once: {listing.first_names(names) or 'none'} "
+        f"(required: {listing.first_names(required) or 'none'})."
       )
 
   def _quote(self, text: object) -> str:
@@ -244,7 +244,7 @@ class McpRetriever:
         f"at most {_LARGEST}."
       )
     if result.is_error or (result.content and not texts):
-      kinds = ", ".join(sorted({block.type for block in result.content}))
+      kinds = listing.first_names(sorted({b.type for b in result.content}))
       message = self._redact.quote(" ".join(texts), 300)
       raise http_calls.AnswerError(
         f"MCP tool {self._tool}: found {message or f'no text ({kinds}).'}"

@@ -218,9 +218,13 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
       available = [
         n.removesuffix("_train") for n in parts if n.endswith("_train")
       ]
+      reasons = part.dropped if part else {}
+      lost = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
+      left_out = f" (left out: {lost})" if lost else ""
       raise formats.DataError(
-        f"The mix asks for {dataset}, which has no training questions here; "
-        f"choose from {', '.join(available) or 'none'}, or leave the mix out."
+        f"The mix asks for {dataset}, which has no training questions here"
+        f"{left_out}; choose from {listing.first_names(available) or 'none'}, "
+        "or leave the mix out: anysearch prepare_data --mix=."
       )
     entries += part.entries
   seed = np.random.SeedSequence((_SEED, len(entries)))
@@ -443,8 +447,8 @@ def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
   if missing := sorted(ids - passages.keys()):
     raise formats.DataError(
       f"{corpus}: {len(missing)} of {len(ids)} passages that questions name "
-      f"are not in it ({', '.join(missing[:5])}); name the corpus that their "
-      "gold_doc_ids refer to."
+      f"are not in it ({listing.first_names(missing)}); name the corpus "
+      "that their gold_doc_ids refer to."
     )
   for values in lacking:
     values["supporting"] = [passages[id_] for id_ in values["gold_doc_ids"]]

@@ -452,3 +452,13 @@ def test_verls_data_source_names_the_dataset(tmp_path):
   pq.write_table(pa.Table.from_pylist([row]), tmp_path / "test.parquet")
   (entry,) = prepare((tmp_path / "test.parquet",))["nq_test"].entries
   assert (entry.dataset, entry.golden_answers) == ("nq", ("Jane Austen",))
+
+
+def test_a_mix_without_questions_says_why_they_are_left_out(tmp_path):
+  rows = rows_of("who?", "when?")
+  train = write_lines(tmp_path / "train.jsonl", rows)
+  test = write_lines(tmp_path / "test.jsonl", rows)
+  parts = prepare((train, "nq", "train"), (test, "nq", "test"))
+  message = "no training questions.*left out: 2 in an evaluation split.*--mix="
+  with pytest.raises(formats.DataError, match=message):
+    preparing.mix(parts, preparing.Settings(mix=("nq",)))

@@ -149,7 +149,10 @@ def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
       evaluate, f"--openai={server.url}", "--openai_calls=tags", *arguments
     )
     asked = len(server.asked)
-  assert "mine budget 1: 1 of 2 right (0.50 [0.09, 0.91]), 2 searches" in said
+  assert (
+    "mine budget 1: 1 of 2 right (0.50 [0.09, 0.91]), F1 0.50, cover EM 0.50, "
+    "2 searches"
+  ) in said
   assert "tokens read and" in said and "$0.0" in said
   assert 'episode.prompts "documents_tools" -> "documents"' in str(again)
   noted = json.loads((tmp_path / "run/provenance.json").read_text())
