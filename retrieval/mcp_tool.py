@@ -23,7 +23,14 @@ import pydantic
 from mcp.client import stdio, streamable_http
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls, listing, loop, redaction, turns
+from anysearch_jax.host import (
+  http_calls,
+  json_files,
+  listing,
+  loop,
+  redaction,
+  turns,
+)
 from anysearch_jax.retrieval import requests as requests_lib
 
 # `retrieval.mcp.fields` says where a reply has its list of results, and where a
@@ -82,7 +89,7 @@ class McpRetriever:
     self._tool = settings.tool
     self._query = settings.query
     self._k = settings.k
-    self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
+    self._fixed: dict[str, Any] = json_files.parse(settings.arguments or "{}")
     self._deadline = settings.deadline
     self._paths = _fields(settings.fields)
     self._redact = redaction.Redactor(token, *self._variables.values())
@@ -372,10 +379,12 @@ def _fields(entries: Sequence[str]) -> dict[str, str]:
   """
   paths = dict(entry.partition("=")[::2] for entry in entries)
   parts = (_RESULTS, *_PARTS)
-  if not all(paths.values()) or not paths.keys() <= set(parts):
+  is_distinct = len(paths) == len(entries)
+  if not all([is_distinct, *paths.values()]) or paths.keys() - set(parts):
     raise ValueError(
       f"retrieval.mcp.fields: found {', '.join(entries)}; expected entries "
-      f"such as text=snippet or results=data.hits, of {', '.join(parts)}."
+      f"such as text=snippet or results=data.hits, each once, of "
+      f"{', '.join(parts)}."
     )
   return paths
 

@@ -404,7 +404,10 @@ def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
     "found no Q_id with aliases and demonyms ({error}); expected "
     "2WikiMultihopQA's id_aliases.json."
   )
-  return dict(_map_rows(path, names_of_entity, sentence))
+  aliases: dict[str, list[str]] = {}
+  for id_, names in _map_rows(path, names_of_entity, sentence):
+    aliases[id_] = [*aliases.get(id_, ()), *names]
+  return aliases
 
 
 def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
@@ -419,8 +422,8 @@ def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
     The metadata in the same order.
 
   Raises:
-    formats.DataError: the corpus is not in this layout, lacks a passage, or
-      cannot be read.
+    formats.DataError: the corpus is not in this layout, lacks a passage or has
+      two of one id, or cannot be read.
   """
   values_of_questions: list[dict[str, Any]] = list(map(json.loads, metadata))
   lacking = [
@@ -443,7 +446,12 @@ def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
   for id_, contents in _map_rows(corpus, id_and_contents, sentence):
     if id_ in ids:
       title, _, text = contents.partition("\n")
-      passages[id_] = {"title": title.strip('"'), "text": text}
+      passage = {"title": title.strip('"'), "text": text}
+      if passages.setdefault(id_, passage) != passage:
+        raise formats.DataError(
+          f"{corpus}: found two passages with the id {id_!r}, which questions "
+          "name; give each an id of its own."
+        )
   if missing := sorted(ids - passages.keys()):
     raise formats.DataError(
       f"{corpus}: {len(missing)} of {len(ids)} passages that questions name "

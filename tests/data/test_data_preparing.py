@@ -462,3 +462,12 @@ def test_a_mix_without_questions_says_why_they_are_left_out(tmp_path):
   message = "no training questions.*left out: 2 in an evaluation split.*--mix="
   with pytest.raises(formats.DataError, match=message):
     preparing.mix(parts, preparing.Settings(mix=("nq",)))
+
+
+def test_aliases_of_an_entity_that_is_there_twice_are_united(tmp_path):
+  rows = [
+    {"Q_id": "Q1", "aliases": ["a"], "demonyms": []},
+    {"Q_id": "Q1", "aliases": ["b"], "demonyms": ["c"]},
+  ]
+  path = write_lines(tmp_path / "id_aliases.json", rows)
+  assert preparing.read_aliases(path) == {"Q1": ["a", "b", "c"]}

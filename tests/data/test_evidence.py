@@ -144,6 +144,12 @@ def test_named_passages_are_found_in_a_corpus(tmp_path):
     preparing.add_supporting([json.dumps(known)], corpus)
   with pytest.raises(ValueError, match="row 1: found no passage"):
     preparing.add_supporting([], _lines(corpus, [{"id": "1"}]))
+  one, other = ({"id": "7", "contents": f'"T"\n{x}'} for x in "ab")
+  asked = [json.dumps({"gold_doc_ids": ["7"]})]
+  with pytest.raises(formats.DataError, match="two passages with the id '7'"):
+    preparing.add_supporting(asked, _lines(corpus, [one, other]))
+  (found,) = preparing.add_supporting(asked, _lines(corpus, [one, one]))
+  assert json.loads(found)["supporting"][0]["text"] == "a"
 
 
 def test_world_evidence_equals_its_passages():
