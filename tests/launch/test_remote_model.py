@@ -161,7 +161,11 @@ def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
   assert asked == 1 + 2 + 4  # The probe, and the turns of budget 0 and 1.
   made = columns.read(tmp_path / "run/episodes.jsonl")
   assert sorted(made.searches) == [0, 0, 1, 1]
-  assert commands.run(report, str(tmp_path / "run")) == ""
+  assert sorted(made.cover_em) == [0, 0, 1, 1]
+  ended, said = commands.printed(report, str(tmp_path / "run"))
+  assert ended == 0
+  measures = [line.split("run")[0].strip() for line in said.splitlines()[1:6]]
+  assert measures == ["EM", "F1", "cover EM", "searches", "TP"]
 
 
 def read_flags(*arguments):
