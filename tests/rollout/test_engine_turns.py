@@ -311,3 +311,34 @@ def test_calls_compile_once_wherever_the_weights_were():
     _play(engine, order)
   after = [program._cache_size() for program in programs]
   assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1]
+
+
+def test_an_error_of_one_listener_reaches_its_own_turn_only(params):
+  """As that of a client that hung up, whose event loop is closed."""
+  engine = _engine(params, seed=3)
+
+  def gone(tokens):
+    raise RuntimeError("Event loop is closed")
+
+  def request(index, on_tokens=None):
+    address = types.Address(0, index, 0)
+    return types.GenerateRequest(
+      address, 0, (8, 39), 6, protocol.STOPS, on_tokens=on_tokens
+    )
+
+  async def play():
+    requests = [request(i, gone if i == 1 else None) for i in range(4)]
+    return await asyncio.gather(
+      *map(engine.generate, requests), return_exceptions=True
+    )
+
+  async def alone(index):
+    return await engine.generate(request(index))
+
+  replies = asyncio.run(play())
+  assert isinstance(replies[1], RuntimeError)
+  for index in range(4):
+    engine.release(types.Address(0, index, 0))
+  for index in (0, 2, 3):
+    expected = asyncio.run(alone(index))
+    assert replies[index].token_ids == expected.token_ids

@@ -192,7 +192,11 @@ class Turn:
     self.row.cached += count
     on_tokens = self.request.on_tokens
     if on_tokens is not None and sampled and not self.future.done():
-      on_tokens(sampled)
+      try:
+        on_tokens(sampled)
+      # The caller of this turn may be gone; others wait for the same call.
+      except Exception as error:
+        self.future.set_exception(error)
     return prefilled
 
   def generation(
