@@ -329,6 +329,14 @@ class OwnQuestions(_Source):
     return list(self.rows(split or "test")[: per_dataset or None])
 
 
+def _names_dataset(row: formats.Row) -> bool:
+  format_ = formats.recognize(row)
+  try:
+    return bool(format_ and formats.read(row, format_).dataset)
+  except formats.MalformedError:
+    return False  # Its error is that of `preparing.prepare`.
+
+
 class QuestionFile(OwnQuestions):
   """A source of evaluation questions: one file, prepared when it is read.
 
@@ -344,7 +352,7 @@ class QuestionFile(OwnQuestions):
     self._where = path
     file = pathlib.Path(path)
     rows = (row for _, row in files.rows(file) if isinstance(row, dict))
-    has_datasets = any(row.get("dataset") for row in rows)
+    has_datasets = any(map(_names_dataset, rows))
     dataset = ""  # Each row names its own.
     if not has_datasets:
       stem = file.name.partition(".")[0].lower()
