@@ -254,7 +254,7 @@ class BatchingRetriever:
       if query.waiters:
         query.answer.set_exception(answer)
       return
-    passages = self._truncated(answer)
+    passages = types.distinct_passages(self._truncated(answer))
     self._cache[query.key] = passages
     while len(self._cache) > self._config.cache:
       self._cache.popitem(last=False)
