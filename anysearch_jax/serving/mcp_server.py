@@ -31,6 +31,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations, records
+from anysearch_jax.host import loop
 from anysearch_jax.serving import fields
 
 _log = logging.getLogger(__name__)
@@ -298,7 +299,7 @@ class Service:
 
   async def _loaded(self) -> agent_lib.Agent:
     # Cancelling a call must not cancel the loading.
-    return await asyncio.shield(asyncio.wrap_future(self.agent))
+    return await loop.shared(asyncio.wrap_future(self.agent))
 
   @contextlib.contextmanager
   def _call(self, **texts: str) -> Iterator[None]:

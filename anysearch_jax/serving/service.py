@@ -46,9 +46,7 @@ from anysearch_jax.host import http_server, loop
 from anysearch_jax.serving import chat_api, fields, keys, responses_api
 
 _log = logging.getLogger(__name__)
-STOPPING = fields.RequestError(
-  503, "The service stops; ask another one, or later.", retry_after=1
-)
+_STOPPING = "The service stops; ask another one, or later."
 _MAX_BODY_BYTES = 2**20
 _BODY_SECONDS = 30.0  # Until the whole body must have arrived.
 # Clients ignore comments, but proxies close a connection that is silent.
@@ -359,7 +357,7 @@ class Service:
   ) -> responses_lib.Response:
     """Reads a request, admits it and asks the agent."""
     if self.draining:
-      raise STOPPING
+      raise fields.RequestError(503, _STOPPING, retry_after=1)
     key = self._key(http_request)
     account.key = key.name if key else ""
     body = await http_server.body(
@@ -455,7 +453,7 @@ class Service:
     except agent_lib.BusyError as error:
       raise fields.RequestError(503, str(error), retry_after=5) from error
     except agent_lib.ClosedError as error:
-      raise STOPPING from error
+      raise fields.RequestError(503, _STOPPING, retry_after=1) from error
     except Exception as error:
       raise _failed(account.id, error) from error
     finally:
