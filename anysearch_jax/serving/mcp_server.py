@@ -98,6 +98,25 @@ class Found(pydantic.BaseModel):
   passages: list[Passage]
 
 
+class _Server(MCPServer[Any]):
+  """A server that refuses arguments in a sentence of ours, not of pydantic."""
+
+  async def call_tool(
+    self,
+    name: str,
+    arguments: dict[str, Any],
+    context: Context | None = None,
+  ) -> Any:
+    """Calls a tool; raises `ToolError` if an argument is invalid."""
+    try:
+      return await super().call_tool(name, arguments, context)
+    except ToolError as error:
+      cause = error.__cause__
+      if not isinstance(cause, pydantic.ValidationError):
+        raise
+      raise ToolError(fields.refusal(cause).detail) from cause
+
+
 @dataclasses.dataclass
 class Service:
   """The tools and resources of one agent.
@@ -132,7 +151,7 @@ class Service:
     # trajectories of its own answers.
     self._replies: dict[str, events.Reply] = {}
     self._under_way = 0
-    self.server: MCPServer[Any] = MCPServer(
+    self.server = _Server(
       "anysearch",
       title="AnySearch",
       version=self.version,

@@ -4,6 +4,7 @@
     POST /v1/chat/completions   see `chat_api`
     GET  /                      a page to ask from
     GET  /v1/models             the policy's name
+    GET  /v1/models/{model}     the same, by its name
     GET  /examples              questions that can be asked
     GET  /health                200, or 503 while the service drains
     GET  /metrics               for Prometheus
@@ -314,13 +315,15 @@ class Service:
   async def models(self, request: requests.Request) -> responses_lib.Response:
     """Returns the models that a request may name."""
     self._key(request)
-    model = {
-      "id": self.served.model,
-      "object": "model",
-      "created": 0,
-      "owned_by": "anysearch",
-    }
+    model = _model_values(self.served.model)
     return _json({"object": "list", "data": [model]})
+
+  async def model(self, request: requests.Request) -> responses_lib.Response:
+    """Returns a model by a name that a request may have."""
+    self._key(request)
+    name = request.path_params["model"]
+    fields.budget_of_model(name, self.served)
+    return _json(_model_values(name))
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns example questions; there are none for real corpora."""
@@ -528,6 +531,16 @@ class Service:
     self._metrics.running.set(self._running)
 
 
+def _model_values(name: str) -> dict[str, Any]:
+  """Returns the JSON of a model."""
+  return {
+    "id": name,
+    "object": "model",
+    "created": 0,
+    "owned_by": "anysearch",
+  }
+
+
 def _cut(answer: str, stop: tuple[str, ...]) -> str:
   """Returns an answer up to the first stop text in it."""
   ends = [answer.index(text) for text in stop if text in answer]
@@ -541,6 +554,7 @@ def create_app(service: Service) -> applications.Starlette:
     routing.Route("/v1/responses", responses, methods=["POST"]),
     routing.Route("/v1/chat/completions", chat, methods=["POST"]),
     routing.Route("/v1/models", service.models),
+    routing.Route("/v1/models/{model:path}", service.model),
     routing.Route("/examples", service.examples),
     routing.Route("/health", service.health),
     routing.Route("/metrics", service.metrics),
@@ -549,7 +563,7 @@ def create_app(service: Service) -> applications.Starlette:
       for path, (name, kind) in _FILES.items()
     ),
   ]
-  paths = ", ".join(route.path for route in routes)
+  paths = ", ".join(route.path_format for route in routes)
 
   async def error_response(
     request: requests.Request, error: Exception
