@@ -107,7 +107,16 @@ class _Server(MCPServer[Any]):
     arguments: dict[str, Any],
     context: Context | None = None,
   ) -> Any:
-    """Calls a tool; raises `ToolError` if an argument is invalid."""
+    """Calls a tool.
+
+    Args:
+      name: the tool's name.
+      arguments: what the client sent.
+      context: the call, if a client makes it.
+
+    Raises:
+      ToolError: an argument is invalid, or the tool failed.
+    """
     try:
       return await super().call_tool(name, arguments, context)
     except ToolError as error:

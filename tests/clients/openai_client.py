@@ -1,4 +1,4 @@
-"""The client of OpenAI, newest and oldest: both APIs, streams, conversations."""
+"""OpenAI's client, newest and oldest: both APIs, streams, conversations."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_models(client):
 def test_chat_completion(client, ask):
   message = ask(client, [QUESTION])
   assert (message.role, message.content) == ("assistant", "Jane")
-  (annotation,) = message.to_dict()["annotations"]
+  annotation, *_ = message.to_dict()["annotations"]
   assert annotation["url_citation"]["url"] == "urn:passage:7"
 
 
