@@ -50,17 +50,20 @@ def load(
     codec = connection.codec
   else:
     # Imports JAX, which a model elsewhere needs not.
+    from anysearch_jax.methods import systems
     from anysearch_jax.policy import hf, sharding
     from anysearch_jax.rollout import engines
+    from anysearch_jax.training import validation
 
     folder = pathlib.Path(policy)
-    architecture, _ = hf.describe(folder)
+    architecture, codec = hf.describe(folder)
     if config is None:
       config = default_config(architecture.max_context)
       run_folder = folder.resolve().parent
       if stored := json_files.read(run_folder / "config.json", missing={}):
         config = config_settings.from_dict(type(config), stored)
     config = with_answer_room(config)
+    validation.check_codec(codec, systems.of_episode(config.episode))
     # Before the weights, so that a wrong retriever is refused within seconds.
     searcher = searching.BatchingRetriever(
       _open_retriever(retriever), config.search
