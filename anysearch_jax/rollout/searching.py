@@ -167,8 +167,7 @@ class BatchingRetriever:
     query.waiters += 1
     try:
       with query.turn.shared():
-        # Cancelling one waiter must not cancel the others.
-        return await asyncio.shield(query.answer)
+        return await loop.shared(query.answer)
     finally:
       query.waiters -= 1
       if not query.waiters and not query.answer.done():
