@@ -153,7 +153,7 @@ class _StreamJoiner:
     self._tell = tell
     self._rest = b""  # The begun line at the end of the bytes so far.
     self._message: dict[str, Any] = {}
-    self._calls: dict[int, dict[str, Any]] = {}
+    self._calls: list[dict[str, Any]] = []
     self._last: Mapping[str, Any] | None = None  # The choice that ends it.
     self._usage: Any = None
 
@@ -169,7 +169,7 @@ class _StreamJoiner:
   def whole(self) -> bytes:
     if self._last is None:
       raise httpx2.RemoteProtocolError("the stream ended before the message.")
-    calls = [call for _, call in sorted(self._calls.items())]
+    calls = self._calls
     message = {**self._message, **({"tool_calls": calls} if calls else {})}
     choice = {**self._last, "message": message}
     return http_calls.body({"choices": [choice], "usage": self._usage})
@@ -179,26 +179,55 @@ class _StreamJoiner:
     try:
       chunk = json.loads(data)
       self._usage = chunk.get("usage") or self._usage
-      for choice in chunk["choices"][:1]:
+      for choice in (chunk["choices"] or [])[:1]:
         for name, value in (choice.get("delta") or {}).items():
           if name == "tool_calls":
             for call in value or ():
               self._add_call(call)
-          elif isinstance(value, str):
+            continue
+          if isinstance(value, list):
+            parts = [part["text"] for part in value if "text" in part]
+            value = "".join(parts)
+          if isinstance(value, str):
             text_so_far = self._message.get(name, "") if name != "role" else ""
             self._message[name] = text_so_far + value
         if choice.get("finish_reason"):
           self._last = choice
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
       text = data.decode(errors="replace")
       raise httpx2.RemoteProtocolError(f"in the stream: {text}") from None
 
   def _add_call(self, part: Mapping[str, Any]) -> None:
-    """Adds a part of a call of a tool; servers may leave out its index."""
-    index = part.get("index")
-    position = len(self._calls) if index is None else index
-    call = self._calls.setdefault(position, {"function": {}})
+    """Adds a part of a call of a tool."""
+    function = part.get("function") or {}
+    call = self._call_of(part, names_tool=bool(function.get("name")))
     call |= {k: v for k, v in part.items() if k == "id" and v}
-    for name, text in (part.get("function") or {}).items():
-      if isinstance(text, str):
-        call["function"][name] = call["function"].get(name, "") + text
+    for name, value in function.items():
+      before = call["function"].get(name, "")
+      if isinstance(value, Mapping) and value:
+        call["function"][name] = json.dumps(value)
+      elif isinstance(value, str) and before == "{}":
+        call["function"][name] = value or before
+      elif isinstance(value, str) and (name != "name" or value != before):
+        call["function"][name] = before + value
+
+  def _call_of(
+    self, part: Mapping[str, Any], *, names_tool: bool
+  ) -> dict[str, Any]:
+    """Returns the call that a part belongs to, a new one if it begins one.
+
+    Servers may leave out the index, count it up with each part, or give all
+    calls the same; the id and the tool's name then tell the calls apart.
+    """
+    identity = part.get("id")
+    index = part.get("index")
+    for call in reversed(self._calls):
+      if identity and call.get("id") == identity:
+        return call
+      is_same_index = index is not None and str(call["index"]) == str(index)
+      if is_same_index and not (names_tool and identity and call.get("id")):
+        return call
+    if self._calls and not names_tool:
+      return self._calls[-1]
+    self._calls.append({"index": index, "function": {}})
+    return self._calls[-1]
