@@ -35,8 +35,8 @@ from typing import Any
 
 from absl import flags
 
+from anysearch_jax.launch import documents, jax_setup, progress
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.launch import jax_setup, progress
 
 
 def define_flags() -> None:
@@ -51,6 +51,7 @@ def define_flags() -> None:
     [],
     "Files, folders and globs to split into passages; or give --corpus.",
   )
+  documents.define_ocr()
   flags.DEFINE_bool(
     "update",
     False,
@@ -300,7 +301,6 @@ def _documents(
   report_progress: Callable[[str, int, int], None],
 ) -> None:
   """Makes or updates the index of documents and prints what is in it."""
-  from anysearch_jax.launch import documents
   from anysearch_jax.retrieval.documents import folder
 
   if f.kind != ("bm25" if encoder is None else "flat"):
@@ -311,13 +311,14 @@ def _documents(
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, f.language),
+    folder.Settings(f.passage, f.overlap, f.language, f.ocr),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),
     on_rows=functools.partial(report_progress, "passage"),
   )
-  for line in documents.summary_lines(summary, f.output, len(summary.skipped)):
+  max_listed = max(len(summary.skipped), len(summary.partly_read))
+  for line in documents.summary_lines(summary, f.output, max_listed):
     print(line)
 
 

@@ -28,14 +28,19 @@ import numpy as np
 
 from anysearch_jax.host import disk, json_files
 from anysearch_jax.retrieval import passages
-from anysearch_jax.retrieval.documents import finding, reading, splitting
+from anysearch_jax.retrieval.documents import (
+  finding,
+  ocr,
+  reading,
+  splitting,
+)
 from anysearch_jax.retrieval.index import building, opening, search
 
 _NEXT = "next"
 _FILES = "files.json"
 _ROWS = f"corpus/{passages.LINES}"
 # Raised whenever a reader yields other parts of a file, or `_File` changes.
-_VERSION = 5
+_VERSION = 6
 # Tokens of an encoder's input that are left for the title and the headings.
 _TITLE_TOKENS = 48
 # The fewest tokens that a passage may be limited to.
@@ -52,11 +57,13 @@ class Settings:
       search shows leave room for ten searches in a context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
     language: see `building.Settings`; unused if there is an encoder.
+    ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
   """
 
   tokens: int = 200
   overlap: int = 30
   language: str = "english"
+  ocr: str = ""
 
   def __post_init__(self):
     if not (
@@ -80,6 +87,7 @@ class Summary(NamedTuple):
     unchanged: number of files that did not.
     removed: number of files that are gone.
     skipped: path and reason of files and folders that cannot be read.
+    partly_read: path of files in the index, and what was lost of them.
     ignored: number of files that are not read, see `finding.FoundFiles`.
   """
 
@@ -90,6 +98,7 @@ class Summary(NamedTuple):
   unchanged: int
   removed: int
   skipped: tuple[tuple[str, str], ...]
+  partly_read: tuple[tuple[str, str], ...]
   ignored: Mapping[str, int]
 
 
@@ -132,6 +141,7 @@ def update(
       f"{folder}: found the index of a corpus, expected one of documents; name "
       "another folder."
     )
+  recognizer = ocr.Command(settings.ocr) if settings.ocr else None
   folder.mkdir(parents=True, exist_ok=True)
   with disk.translate_errors(folder), building.locked(folder):
     documents = finding.find_files(
@@ -154,6 +164,7 @@ def update(
           file_before=files_before.get(file),
           build=newest,
           splitter=splitter,
+          recognizer=recognizer,
           out=lines,
         )
         on_file(done, len(documents.files))
@@ -197,7 +208,7 @@ class _File(NamedTuple):
     stamp: see `_stamp`.
     rows: number of its passages.
     start, end: byte offsets of its lines in the corpus.
-    reason: why it has no rows; "" if it has some.
+    reason: why it has no rows, or what was lost of it; "" if all was read.
   """
 
   path: str
@@ -244,6 +255,7 @@ def _write_rows(
   file_before: _File | None,
   build: pathlib.Path,
   splitter: splitting.Splitter,
+  recognizer: ocr.Command | None,
   out: IO[bytes],
 ) -> _File:
   """Writes the rows of a file; copies those of the build if it is unchanged.
@@ -262,7 +274,12 @@ def _write_rows(
     reason = file_before.reason
   else:
     try:
-      for part in reading.read(file.path):
+      losses = []
+      for part in reading.read(file.path, recognizer):
+        if part.lost:
+          losses.append(part.lost)
+        if not part.text:
+          continue
         for heading, text in splitter(part.text, is_markdown=part.is_markdown):
           count += 1
           row = {
@@ -276,7 +293,9 @@ def _write_rows(
           line = json.dumps(row, ensure_ascii=False) + "\n"
           # The name of a file may have bytes that are not UTF-8.
           out.write(line.encode(errors="backslashreplace"))
-      reason = "" if count else "has no text below its headings"
+      if not count:
+        losses.append("has no text below its headings")
+      reason = "; ".join(losses)
     except reading.ReadError as error:
       out.seek(start)
       out.truncate()
@@ -297,7 +316,7 @@ def _recipe(
   settings: Settings, encoder: search.Encoder | None
 ) -> tuple[dict[str, Any], splitting.Splitter]:
   """Returns the JSON values that an index depends on, and the splitter."""
-  recipe: dict[str, Any] = {"version": _VERSION}
+  recipe: dict[str, Any] = {"version": _VERSION, "ocr": settings.ocr}
   tokens = settings.tokens
   tokenizer = None
   if encoder is None:
@@ -364,7 +383,12 @@ def _summary(
     removed=len(stamps_before) - common,
     skipped=(
       *documents.refused,
-      *((file.path, file.reason) for file in files.values() if file.reason),
+      *((file.path, file.reason) for file in files.values() if not file.rows),
+    ),
+    partly_read=tuple(
+      (file.path, file.reason)
+      for file in files.values()
+      if file.rows and file.reason
     ),
     ignored=documents.ignored,
   )

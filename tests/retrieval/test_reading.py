@@ -106,7 +106,11 @@ KINDS = {
   ),
   "a.pdf": (
     lambda path: pdf(path, "Cats.", "", "Dogs.", title="Animals"),
-    [P("Cats.", "Animals", 1), P("Dogs.", "Animals", 3)],
+    [
+      P("Cats.", "Animals", 1),
+      P("Dogs.", "Animals", 3),
+      P("", lost="has page 2 without text: blank"),
+    ],
   ),
   # Printing may need a password, reading none.
   "b.pdf": (lambda path: pdf(path, "Open.", password=""), [P("Open.", "", 1)]),
@@ -114,8 +118,8 @@ KINDS = {
     word,
     [
       P(
-        "# Contract\n\n# Terms\n\nPay monthly.\n\nRent | 900\n\n## Notice\n\n"
-        "Three months.",
+        "# Contract\n\n# Terms\n\nPay monthly.\n\n| Rent | 900 |\n| --- | --- |"
+        "\n\n## Notice\n\nThree months.",
         "Contract",
       )
     ],
@@ -152,12 +156,15 @@ UNREADABLE = {
   "empty.md": ("", "has no text"),
   "binary.txt": (b"a\0\1\2", "is binary"),
   "secret.pdf": (lambda path: pdf(path, "x", password="u"), "is encrypted"),
-  "scan.pdf": (lambda path: pdf(path, "", ""), "pages of pictures only"),
-  "cut.pdf": (b"%PDF-1.7\n1 0 obj\n", "cannot be read"),
+  "scan.pdf": (
+    lambda path: pdf(path, "", ""),
+    "has pages 1-2 without text: blank",
+  ),
+  "cut.pdf": (b"%PDF-1.7\n1 0 obj\n", "is cut or damaged"),
   "bomb.docx": (bomb, "unpacks to 200 MB"),
-  "no.docx": (b"PK", "cannot be read .BadZipFile"),
+  "no.docx": (b"PK", "is no docx file"),
   "deep.json": ("[" * 100_000, "not JSON"),
-  "bad.jsonl": ('{"a": 1}\n{nope\n', "row 2 is not JSON"),
+  "bad.jsonl": ("nope\nno", "has 2 lines that are not JSON: 1-2"),
   "no.parquet": (b"PAR1", "cannot be read"),
   "large.txt": (lambda path: os.truncate(path, 1 << 27), "has 128 MB"),
 }
