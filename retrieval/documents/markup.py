@@ -35,7 +35,9 @@ _TEX_LEVELS = (
   "subsubsection",
   "paragraph",
 )
-# Marks of binary data without its length, on which the parser fails.
+# Groups that the parser leaves out, and marks of binary data without its
+# length, on which it fails.
+_RTF_ASIDE = re.compile(r"\{\\(?:footnote|(?:header|footer)[lrf]?)\b ?")
 _RTF_BIN = re.compile(r"\\bin(?!\d)")
 _TEX_TITLE = re.compile(r"\\title\{((?:[^{}]|\{[^{}]*\})*)\}")
 
@@ -214,7 +216,7 @@ def rtf(path: pathlib.Path) -> Iterator[parts.Part]:
   from striprtf import striprtf
 
   source = parts.check_size(path).read_bytes().decode("latin-1")
-  source = _RTF_BIN.sub("", source)
+  source = _RTF_ASIDE.sub(r"{\\par ", _RTF_BIN.sub("", source))
   yield parts.Part(striprtf.rtf_to_text(source, errors="replace"))
 
 

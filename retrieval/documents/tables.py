@@ -134,16 +134,19 @@ def _table(rows: Iterable[Row]) -> Iterator[parts.Part]:
   header: Sequence[str] = ()
   if first_rows and _is_header(first_rows):
     header = first_rows.pop(0)[1]
-    if not first_rows:
-      yield parts.Part("\n".join(filter(None, header)), heading="row 1")
+  empty_columns = dict.fromkeys(filter(None, header))
   for number, row in itertools.chain(first_rows, rows):
     fields: dict[str, str] = {}
     cells = itertools.zip_longest(header, row, fillvalue="")
     for column, (name, value) in enumerate(cells, start=1):
       is_new = name and name not in fields
       fields[name if is_new else f"{name or 'column'} {column}"] = value
+      if value:
+        empty_columns.pop(name, None)
     part, _ = record(number, fields)
     yield part
+  if empty_columns:
+    yield parts.Part("\n".join(empty_columns), heading="columns without values")
 
 
 def _count(row: Sequence[str]) -> int:
