@@ -18,6 +18,9 @@ _LEAST_CONFIDENCE = 0.045
 # Czech have in ISO 8859-2 only: s with an accent or a caron.
 _WINDOWS_LETTERS = re.compile(rb"[\x80-\x9f]")
 _LATIN_2_LETTERS = re.compile(rb"\xb6|[\xec\xf8].*[\xb9\xbe]", re.S)
+# The share of letters, digits and blanks above which UTF-16 without a mark is
+# text.
+_TEXT_LETTERS = 0.7
 # Byte order marks; the first of UTF-32 begins with one of UTF-16.
 _MARKS = {
   codecs.BOM_UTF32_LE: "utf-32",
@@ -49,9 +52,12 @@ def decode(data: bytes, charset: str = "") -> str:
       return data.decode(encoding, errors="replace")
   if b"\0" in sample:
     encoding = _detected(sample)
-    if not encoding.lower().startswith("utf-"):
-      raise ValueError("is binary, expected text")
-    return data.decode(encoding, errors="replace")
+    if encoding.lower().startswith("utf-"):
+      text = sample.decode(encoding, errors="replace")
+      letters = sum(c.isalnum() or c.isspace() for c in text)
+      if letters > _TEXT_LETTERS * len(text) and len(text.split()) > 1:
+        return data.decode(encoding, errors="replace")
+    raise ValueError("is binary, expected text")
   declared = _CHARSET.search(sample)
   if not charset and declared:
     charset = declared[1].decode()
