@@ -21,6 +21,9 @@ _BYTES_PER_TOKEN = 4
 # The splitter's time grows with the square of a word's length, and base64 data
 # is one word, so words get a line break after each thousand characters.
 _LONG_WORD = re.compile(r"\S{1000}")
+# It grows with the square of a text's length too, so a text is split in blocks
+# of this many characters, which end where a paragraph, a line or a word does.
+_BLOCK = 1 << 16
 # A code fence, within which `#` begins no heading; `# heading`; an underlined
 # heading.
 _MARKS = re.compile(
@@ -81,10 +84,28 @@ class Splitter:
       splitter = kind(
         int(self._tokens * characters), int(self._overlap * characters)
       )
-    for offset, passage in splitter.chunk_indices(text):
-      body = _MARKS.sub("", passage) if is_markdown else passage
-      if re.search(r"\w", body):
-        yield heading_paths[bisect.bisect_right(offsets, offset)], passage
+    for start, block in _blocks(text):
+      for offset, passage in splitter.chunk_indices(block):
+        body = _MARKS.sub("", passage) if is_markdown else passage
+        if re.search(r"\w", body):
+          place = bisect.bisect_right(offsets, start + offset)
+          yield heading_paths[place], passage
+
+
+def _blocks(text: str) -> Iterator[tuple[int, str]]:
+  """Yields the blocks of a text with their offsets."""
+  start = 0
+  while len(text) - start > _BLOCK:
+    limit = start + _BLOCK
+    end = limit
+    for mark in ("\n\n", "\n", " "):
+      place = text.rfind(mark, start + _BLOCK // 2, limit)
+      if place > 0:
+        end = place + len(mark)
+        break
+    yield start, text[start:end]
+    start = end
+  yield start, text[start:]
 
 
 def title(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 import zipfile
 
 import docx
@@ -306,3 +307,20 @@ def test_a_line_of_blanks_takes_no_time(line):
 def test_a_word_without_end_takes_no_time():
   found = list(splitting.Splitter(200, 30)("a" * 500_000, is_markdown=False))
   assert len(found) < 1500
+
+
+@pytest.mark.parametrize(
+  "line", ["words of one line ", "| a | b |\n", "A. \n\n"]
+)
+def test_time_grows_with_the_length_of_a_text(line):
+  splitter = splitting.Splitter(200, 30)
+
+  def seconds(length):
+    text = line * (length // len(line))
+    began = time.process_time()
+    passages = [text for _, text in splitter(text, is_markdown=True)]
+    assert len(passages) > length // 800
+    return time.process_time() - began
+
+  seconds(1 << 16)
+  assert seconds(1 << 20) < 8 * seconds(1 << 18)  # Squares are 16 times.
