@@ -364,8 +364,15 @@ SAMPLES = (
   Sample(
     "whole.docx",
     _all(
-      *("heading", "paragraph", "comment", "header", "footer", "merged"),
-      *("cell", "inner", "footnote"),
+      "heading",
+      "paragraph",
+      "comment",
+      "header",
+      "footer",
+      "merged",
+      "cell",
+      "inner",
+      "footnote",
       *_FEATURE.findall(_WORD_BLOCKS),
     ),
     _docx,

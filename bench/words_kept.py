@@ -75,10 +75,10 @@ def measure(path: pathlib.Path, words: str) -> Kept:
       losses.append(str(error))
 
   seconds = harness.seconds(read)
-  wanted = count_words(words)
-  kept = wanted & count_words("\n".join(texts))
+  expected = count_words(words)
+  common = expected & count_words("\n".join(texts))
   reason = "; ".join(filter(None, losses))
-  return Kept(path.name, wanted.total(), kept.total(), seconds, reason)
+  return Kept(path.name, expected.total(), common.total(), seconds, reason)
 
 
 def measure_samples() -> Iterator[Kept]:
@@ -122,12 +122,12 @@ def main(arguments: Sequence[str]) -> None:
   print("kind      files    words    kept   >= 95 %   seconds")
   for kind, files in sorted(by_kind.items()):
     words = sum(file.words for file in files)
-    kept = sum(file.kept for file in files)
-    whole = sum(file.share >= FLOOR for file in files)
+    kept_words = sum(file.kept for file in files)
+    good_files = sum(file.share >= FLOOR for file in files)
     seconds = sum(file.seconds for file in files)
     print(
-      f"{kind:8} {len(files):6} {words:8} {kept / max(words, 1):7.4f} "
-      f"{whole:9} {seconds:9.2f}"
+      f"{kind:8} {len(files):6} {words:8} {kept_words / max(words, 1):7.4f} "
+      f"{good_files:9} {seconds:9.2f}"
     )
   for row in rows:
     if row.share < FLOOR:

@@ -46,16 +46,9 @@ _BINARY_ENDINGS = frozenset(
   (".pdf", ".doc", ".ppt", ".msg", ".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
   + tuple(office.READERS)
 )
+# What programs write as text under the ending of another kind.
+_TEXT_KINDS = {".xls": ".csv", ".doc": ".txt"}
 _HTML = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html)\b", re.I)
-# Files of source code, settings and logs, whose text is read as it is.
-_TEXT_ENDINGS = (
-  *(".txt", ".text", ".log", ".yaml", ".yml", ".toml", ".ini", ".cfg"),
-  *(".conf", ".properties", ".py", ".pyi", ".js", ".mjs", ".ts", ".tsx"),
-  *(".jsx", ".java", ".kt", ".scala", ".go", ".rs", ".c", ".h", ".cc", ".cpp"),
-  *(".hpp", ".cs", ".rb", ".php", ".pl", ".lua", ".r", ".jl", ".swift", ".m"),
-  *(".sh", ".bash", ".zsh", ".ps1", ".bat", ".sql", ".css", ".scss", ".vue"),
-  *(".proto", ".graphql", ".tf", ".srt", ".vtt", ".bib", ".adoc", ".textile"),
-)
 logging.getLogger("pypdfium2").setLevel(logging.CRITICAL)
 
 
@@ -129,6 +122,8 @@ def _true_ending(path: pathlib.Path) -> str:
     return ".html"
   if not start:
     raise ReadError("is empty")
+  if ending in _TEXT_KINDS and b"\0" not in start:
+    return _TEXT_KINDS[ending]
   raise ReadError(f"is no {ending[1:]} file, or cut; save it again")
 
 
@@ -158,7 +153,18 @@ def _ole_ending(path: pathlib.Path) -> str:
 
 
 READERS: dict[str, Callable[[pathlib.Path], Iterator[Part]]] = {
-  **dict.fromkeys(_TEXT_ENDINGS, markup.plain),
+  # Notes and logs, settings, source code.
+  **dict.fromkeys((".txt", ".text", ".log", ".srt", ".vtt"), markup.plain),
+  **dict.fromkeys((".yaml", ".yml", ".toml", ".ini", ".cfg"), markup.plain),
+  **dict.fromkeys((".conf", ".properties", ".tf", ".proto"), markup.plain),
+  **dict.fromkeys((".py", ".pyi", ".r", ".jl", ".rb", ".php"), markup.plain),
+  **dict.fromkeys((".js", ".mjs", ".ts", ".tsx", ".jsx", ".vue"), markup.plain),
+  **dict.fromkeys((".java", ".kt", ".scala", ".go", ".rs"), markup.plain),
+  **dict.fromkeys((".c", ".h", ".cc", ".cpp", ".hpp", ".cs"), markup.plain),
+  **dict.fromkeys((".swift", ".m", ".pl", ".lua", ".sql"), markup.plain),
+  **dict.fromkeys((".sh", ".bash", ".zsh", ".ps1", ".bat"), markup.plain),
+  **dict.fromkeys((".css", ".scss", ".graphql", ".bib"), markup.plain),
+  **dict.fromkeys((".adoc", ".textile"), markup.plain),
   **markup.READERS,
   **tables.READERS,
   **office.READERS,

@@ -46,8 +46,12 @@ def separated(path: pathlib.Path) -> Iterator[parts.Part]:
     delimiter = _delimiter(text)
   lines = _parse(text, delimiter)
   rows = (row for row in lines if any(row))
-  numbers = itertools.count()
-  yield from _table(zip(numbers, rows, strict=False))
+  number = 0
+  for part in _table(enumerate(rows)):
+    if part.heading.startswith("row "):
+      number += 1
+      part = part._replace(heading=f"row {number}")
+    yield part
 
 
 def _parse(text: str, delimiter: str) -> Iterator[list[str]]:
@@ -77,9 +81,10 @@ def workbook(path: pathlib.Path) -> Iterator[parts.Part]:
   """Yields the rows of all sheets of a workbook."""
   import python_calamine
 
-  parts.check_size(path)
+  # Without the name of the file, whose ending may be wrong.
+  file = io.BytesIO(parts.check_size(path).read_bytes())
   try:
-    book = python_calamine.CalamineWorkbook.from_path(str(path))
+    book = python_calamine.CalamineWorkbook.from_filelike(file)
   except python_calamine.PasswordError as error:
     raise parts.ReadError(
       "is protected by a password; save it without one"
@@ -213,8 +218,8 @@ def json_document(path: pathlib.Path) -> Iterator[parts.Part]:
   try:
     value = json.loads(text)
   except (ValueError, RecursionError) as error:
-    first_line, _, rest = text.strip().partition("\n")
-    if not rest or not _is_json(first_line):
+    first_line, _, further = text.strip().partition("\n")
+    if not further or not _is_json(first_line):
       raise parts.ReadError(f"is not JSON ({error})") from error
     yield from _lines(text.split("\n"))
     return
@@ -228,9 +233,9 @@ def json_document(path: pathlib.Path) -> Iterator[parts.Part]:
     }
     if len(rows) == 1:
       ((name, items),) = rows.items()
-      rest = {key: item for key, item in value.items() if key != name}
-      if rest:
-        part, _ = record(0, rest)
+      fields = {key: item for key, item in value.items() if key != name}
+      if fields:
+        part, _ = record(0, fields)
         yield part._replace(heading="fields")
       value = items
     else:
