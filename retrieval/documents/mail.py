@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import email
-import email.message
 import email.policy
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from anysearch_jax.retrieval import decoding
 from anysearch_jax.retrieval.documents import markup, parts
 
 _SAMPLE_BYTES = 64
 _HEADERS = ("from", "to", "cc", "date", "subject")
+# A plain form of a text that is shorter than this share of another is none.
+_WHOLE = 0.4
 # A line of a mailbox that begins a letter.
 _FROM_LINE = re.compile(rb"^From [^\n]*\d\d:\d\d[^\n]*\n", re.M)
 
@@ -49,12 +51,12 @@ def _part(data: bytes) -> parts.Part:
   return parts.Part(text, _header(message, "subject"), lost=lost)
 
 
-def _texts(message: email.message.Message, unread: list[str]) -> Iterator[str]:
+def _texts(message: Any, unread: list[str]) -> Iterator[str]:
   """Yields the headers and the texts of a letter, and of letters in it.
 
   Args:
     message: the letter, or a part of it.
-    unread: gets the names of the parts that are no text.
+    unread: gets the names of the attachments that are no text.
   """
   headers = {name: _header(message, name) for name in _HEADERS}
   lines = [
@@ -63,39 +65,40 @@ def _texts(message: email.message.Message, unread: list[str]) -> Iterator[str]:
   if lines:
     yield "\n".join(lines)
   kind = message.get_content_type()
-  if message.is_multipart():
-    inner = message.get_payload()
-    if kind == "multipart/alternative":
-      inner = [_best(inner)]
-    for part in inner:
+  if kind == "multipart/alternative":
+    forms = [
+      "\n\n".join(_texts(part, unread)) for part in message.get_payload()
+    ]
+    yield _best(forms)
+  elif message.is_multipart():
+    for part in message.get_payload():
       yield from _texts(part, unread)
   elif kind.startswith("text/"):
     text = _decoded(message)
     yield markup.html_part(text).text if kind == "text/html" else text
-  else:
+  elif not message.get("content-id"):  # A picture within the text has one.
     name = message.get_filename() or kind
     unread.append(name)
     yield f"Attachment: {name}"
 
 
-def _best(
-  alternatives: Sequence[email.message.Message],
-) -> email.message.Message:
-  """Returns the plain text of a letter if it has one, else its last form."""
-  for part in alternatives:
-    if part.get_content_type() == "text/plain" and _decoded(part).strip():
-      return part
-  return alternatives[-1]
+def _best(forms: Sequence[str]) -> str:
+  """Returns the first, plain form of a text, unless it only names another."""
+  if not forms:
+    return ""
+  longest = max(forms, key=len)
+  is_whole = len(forms[0]) > _WHOLE * len(longest)
+  return forms[0] if is_whole else longest
 
 
-def _header(message: email.message.Message, name: str) -> str:
+def _header(message: Any, name: str) -> str:
   # A damaged header breaks the parser of its kind.
   with contextlib.suppress(Exception):
     return " ".join(str(message.get(name, "")).split())
   return ""
 
 
-def _decoded(message: email.message.Message) -> str:
+def _decoded(message: Any) -> str:
   data = message.get_payload(decode=True)
   try:
     text = decoding.decode(data, message.get_content_charset() or "")

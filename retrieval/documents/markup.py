@@ -87,7 +87,7 @@ def to_markdown(source: str, title: str = "") -> parts.Part:
     compact_tables=True, extract_metadata=False, autolinks=False
   )
   text = html_to_markdown.convert(source, options).content
-  return _markdown_part(text, title)
+  return _markdown_part(text or "", title)
 
 
 def _markdown_part(text: str, title: str = "") -> parts.Part:

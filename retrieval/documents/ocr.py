@@ -52,13 +52,11 @@ class Command:
         )
     except subprocess.TimeoutExpired as error:
       raise parts.ReadError(
-        f"was not recognized by --ocr in {_SECONDS} seconds a page"
+        f"{words[0]} took more than {_SECONDS} seconds"
       ) from error
     if done.returncode:
-      words = done.stderr.decode(errors="replace").split()
-      reason = " ".join(words)
+      message = " ".join(done.stderr.decode(errors="replace").split())
       raise parts.ReadError(
-        f"was not recognized: --ocr ended with code {done.returncode} "
-        f"({reason:.200})"
+        f"{words[0]} ended with code {done.returncode} ({message:.200})"
       )
     return parts.decode(done.stdout)

@@ -12,6 +12,7 @@ import posixpath
 import re
 import urllib.parse
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -203,7 +204,7 @@ def _xml(archive: zipfile.ZipFile, name: str) -> Any:
   """
   try:
     root = markup.parse_xml(archive.read(name))
-  except (KeyError, zipfile.BadZipFile, zipfile.zlib.error) as error:
+  except (KeyError, zipfile.BadZipFile, zlib.error) as error:
     raise parts.ReadError(f"lacks a whole {name}; copy it again") from error
   if root is None:
     raise parts.ReadError(f"has no XML in {name}; copy it again")

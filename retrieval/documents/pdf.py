@@ -32,6 +32,10 @@ _LIGATURES = str.maketrans(
     "\ufb06": "st",
   }
 )
+# Characters that are no letters, as of a font that does not say what its glyphs
+# are, and the share of them above which a page is no text.
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ue000-\uefff\ufffd]")
+_GARBLED = 0.04
 # Resolution of the pictures of pages that a recognizer reads.
 _DOTS_PER_INCH = 300
 _POINTS_PER_INCH = 72
@@ -68,41 +72,48 @@ def read(
   with document:
     title = document.get_metadata_value("Title")
     document.init_forms()
-    pictures: list[int] = []
-    blank: list[int] = []
-    damaged: list[int] = []
+    # Numbers of pages, by what is to be said of them.
+    losses: dict[str, list[int]] = {}
     for index in range(len(document)):
-      number = index + 1
-      try:
-        text = _page_text(document, index)
-        has_content = bool(text) or _has_content(document, index)
-        if has_content and not text and recognizer:
-          text = _recognized_text(document, index, recognizer)
-      except pypdfium2.PdfiumError:
-        damaged.append(number)
-        continue
+      text, reason = _page(document, index, recognizer)
       if text:
-        yield parts.Part(text, title, page=number)
-      elif has_content:
-        pictures.append(number)
-      else:
-        blank.append(number)
-  losses = [
-    f"{_pages(numbers)} {reason}"
-    for numbers, reason in (
-      (pictures, "without text: pictures, which --ocr=tesseract reads"),
-      (blank, "without text: blank"),
-      (damaged, "without text: damaged"),
-    )
-    if numbers
-  ]
-  if losses:
-    yield parts.Part("", lost="; ".join(losses))
+        yield parts.Part(text, title, page=index + 1)
+      if reason:
+        losses.setdefault(reason, []).append(index + 1)
+  clauses = []
+  for reason, numbers in losses.items():
+    noun = "page" if len(numbers) == 1 else "pages"
+    clauses.append(f"has {noun} {parts.name_ranges(numbers)} {reason}")
+  if clauses:
+    yield parts.Part("", lost="; ".join(clauses))
 
 
-def _pages(numbers: list[int]) -> str:
-  noun = "page" if len(numbers) == 1 else "pages"
-  return f"has {noun} {parts.name_ranges(numbers)}"
+def _page(
+  document: Any, index: int, recognizer: Recognizer | None
+) -> tuple[str, str]:
+  """Returns the text of a page, and what was lost of it."""
+  import pypdfium2
+
+  try:
+    text = _page_text(document, index)
+    has_content = bool(text) or _has_content(document, index)
+    is_garbled = len(_UNREADABLE.findall(text)) > _GARBLED * len(text)
+    if not has_content:
+      return "", "without text: blank"
+    if text and not is_garbled:
+      return text, ""
+    if recognizer:
+      recognized = _recognized_text(document, index, recognizer)
+      return recognized, "" if recognized else "without text: pictures"
+  except pypdfium2.PdfiumError:
+    return "", "without text: damaged"
+  except parts.ReadError as error:
+    return text, f"that --ocr did not read: {error}"
+  if is_garbled:
+    reason = "whose fonts do not name their letters: --ocr=tesseract reads them"
+  else:
+    reason = "without text: pictures, which --ocr=tesseract reads"
+  return text, reason
 
 
 def _page_text(document: Any, index: int) -> str:

@@ -135,6 +135,16 @@ def test_a_value_without_an_appearance_is_read(tmp_path):
   assert texts(read(tmp_path / "a.pdf", content)) == ["Filled in"]
 
 
+def test_a_page_of_unknown_letters_is_named(tmp_path):
+  content = pdf(shown("\x01\x04\x0fAB\x11C"), shown("Two."))
+  parts = read(tmp_path / "a.pdf", content)
+  assert parts[-2].text == "Two."
+  assert losses(parts) == [
+    "has page 1 whose fonts do not name their letters: --ocr=tesseract reads "
+    "them"
+  ]
+
+
 def test_words_of_a_pdf_are_whole(tmp_path):
   lines = (
     b"BT /F 12 Tf 14 TL 20 200 Td (The land-) Tj T* (lord of 2024-) Tj T* "
@@ -192,7 +202,10 @@ def test_pictures_are_recognized_by_a_command(tmp_path):
 def test_a_recognizer_that_fails_or_is_missing_is_named(tmp_path):
   with pytest.raises(ValueError, match="--ocr: found no program 'nothing'"):
     ocr.Command("nothing")
-  with pytest.raises(reading.ReadError, match="--ocr ended with code 1"):
+  with pytest.raises(
+    reading.ReadError,
+    match="page 1 that --ocr did not read: false ended with code 1",
+  ):
     read(tmp_path / "a.pdf", pdf(PICTURE), ocr.Command("false"))
 
 
@@ -400,6 +413,17 @@ def test_attachments_are_counted(tmp_path):
   parts = read(tmp_path / "a.eml", letter)
   assert parts[0].title == "Müller" and "Words." in parts[0].text
   assert losses(parts) == ["has attachments that are not read: a.png"]
+
+
+def test_a_letter_in_two_forms_is_read_once(tmp_path):
+  forms = (
+    "Content-Type: multipart/alternative; boundary=b\n\n--b\n\n{}\n--b\n"
+    "Content-Type: text/html\n\n<p>Words of the lease, in full.</p>\n--b--\n"
+  )
+  (part,) = read(tmp_path / "a.eml", forms.format("Words of the lease."))
+  assert part.text.count("Words") == 1
+  (part,) = read(tmp_path / "a.eml", forms.format("See HTML."))
+  assert "in full" in part.text and "See" not in part.text
 
 
 def test_headings_of_plain_markup(tmp_path):
