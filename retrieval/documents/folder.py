@@ -294,7 +294,7 @@ def _write_rows(
           # The name of a file may have bytes that are not UTF-8.
           out.write(line.encode(errors="backslashreplace"))
       if not count:
-        losses.append("has no text below its headings")
+        losses.append("has no text")
       reason = "; ".join(losses)
     except reading.ReadError as error:
       out.seek(start)

@@ -31,6 +31,7 @@ _MARKS = re.compile(
   r"|([^\s#>|+*=-][^\n]*)\n {0,3}(={3,}|-{3,})[ \t]*$)",
   re.M,
 )
+_WORD = re.compile(r"\w")
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?\n)---[ \t]*\n", re.S)
 _FRONT_TITLE = re.compile(r"^title:([^\n]*)$", re.M)
 
@@ -58,7 +59,8 @@ class Splitter:
   ) -> Iterator[tuple[str, str]]:
     """Yields the passages of a text, each after the headings above it.
 
-    Passages of headings alone, or without any word, are left out.
+    Passages without any word are left out, and those of headings alone that
+    the next passage is below.
 
     Args:
       text: any text.
@@ -84,12 +86,26 @@ class Splitter:
       splitter = kind(
         int(self._tokens * characters), int(self._overlap * characters)
       )
+    # Passages of headings alone, each with the paths of its headings.
+    waiting: list[tuple[list[str], str]] = []
     for start, block in _blocks(text):
       for offset, passage in splitter.chunk_indices(block):
-        body = _MARKS.sub("", passage) if is_markdown else passage
-        if re.search(r"\w", body):
-          place = bisect.bisect_right(offsets, start + offset)
-          yield heading_paths[place], passage
+        if not _WORD.search(passage):
+          continue
+        begin = start + offset
+        place = bisect.bisect_right(offsets, begin)
+        path = heading_paths[place]
+        if is_markdown and not _WORD.search(_MARKS.sub("", passage)):
+          end = bisect.bisect_left(offsets, begin + len(passage))
+          waiting.append((heading_paths[place : end + 1], passage))
+          continue
+        for paths, headings in waiting:
+          if not all(f"{path} > ".startswith(f"{x} > ") for x in paths):
+            yield paths[-1], headings
+        waiting = []
+        yield path, passage
+    for paths, headings in waiting:
+      yield paths[-1], headings
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:

@@ -253,6 +253,16 @@ def test_passages_end_at_headings_and_sentences():
   assert "Last words of all." in found[-1][1]
 
 
+def test_headings_without_text_are_kept():
+  text = "# One\n\n## Two\n\n## Three\n\nWords.\n\n# Four\n\n## Five\n"
+  found = list(splitting.Splitter(16, 4)(text, is_markdown=True))
+  words = " ".join(words for passage in found for words in passage)
+  for heading in ("One", "Two", "Three", "Four", "Five"):
+    assert heading in words
+  (passage,) = splitting.Splitter(200, 30)("# Only a title", is_markdown=True)
+  assert passage == ("Only a title", "# Only a title")
+
+
 def _texts(path, data):
   path.write_bytes(data)
   return [part.text for part in reading.read(str(path))]
