@@ -142,7 +142,8 @@ def define_flags() -> None:
     "english",
     "Language of the words of bm25: one of Snowball's, such as german; any: "
     "words as they are and pairs of Chinese, Japanese or Korean characters; "
-    "plain: runs of letters.",
+    "plain: runs of letters. With --documents, the default is the language of "
+    "most passages.",
   )
   flags.DEFINE_integer(
     "shard",
@@ -308,10 +309,11 @@ def _documents(
       f"found kind {f.kind} for documents, expected bm25, or flat with "
       "--encoder=FOLDER."
     )
+  language = f.language if f["language"].present else ""
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, f.language, f.ocr),
+    folder.Settings(f.passage, f.overlap, language, f.ocr),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),

@@ -27,7 +27,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from anysearch_jax.host import disk, json_files
-from anysearch_jax.retrieval import passages
+from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval.documents import (
   finding,
   ocr,
@@ -43,6 +43,8 @@ _ROWS = f"corpus/{passages.LINES}"
 _VERSION = 6
 # Tokens of an encoder's input that are left for the title and the headings.
 _TITLE_TOKENS = 48
+# Passages by which the language of an index is detected.
+_SAMPLE = 500
 # The fewest tokens that a passage may be limited to.
 _LEAST_TOKENS = 16
 
@@ -56,13 +58,14 @@ class Settings:
       without an encoder, as four bytes each. At 200, the three passages that a
       search shows leave room for ten searches in a context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
-    language: see `building.Settings`; unused if there is an encoder.
+    language: see `building.Settings`; unused if there is an encoder. "" stands
+      for the language of most passages.
     ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
   """
 
   tokens: int = 200
   overlap: int = 30
-  language: str = "english"
+  language: str = ""
   ocr: str = ""
 
   def __post_init__(self):
@@ -144,13 +147,14 @@ def update(
   recognizer = ocr.Command(settings.ocr) if settings.ocr else None
   folder.mkdir(parents=True, exist_ok=True)
   with disk.translate_errors(folder), building.locked(folder):
+    pictures = reading.PICTURES if recognizer else ()
     documents = finding.find_files(
-      paths, reading.READERS, excluded_folder=str(folder)
+      paths, (*reading.READERS, *pictures), excluded_folder=str(folder)
     )
     recipe, splitter = _recipe(settings, encoder)
     newest = building.newest_build(folder)
     files_before = {} if afresh else _read_files(newest, recipe)
-    if files_before.keys() == {*documents.files}:
+    if files_before and files_before.keys() == {*documents.files}:
       if all(file.stamp == _stamp(file.path) for file in files_before.values()):
         return _summary(documents, files_before, files_before)
     next_build = folder / _NEXT
@@ -173,8 +177,8 @@ def update(
       raise ValueError(
         f"documents: found no text in {[*map(str, paths)]} (unreadable: "
         f"{list(summary.skipped[:3])}; of other kinds: "
-        f"{dict(documents.ignored)}), expected files that end in "
-        f"{', '.join(reading.READERS)}."
+        f"{dict(documents.ignored)}), expected files with text, such as .pdf, "
+        ".docx, .xlsx, .html, .md or .txt."
       )
     kind = "bm25"
     if encoder is not None:
@@ -184,7 +188,9 @@ def update(
     building.build(
       next_build / _ROWS,
       next_build,
-      building.Settings(kind, language=settings.language),
+      building.Settings(
+        kind, language=settings.language or _language(next_build / _ROWS)
+      ),
       encoder=encoder,
       on_rows=on_rows,
     )
@@ -330,6 +336,15 @@ def _recipe(
   recipe |= {"tokens": tokens, "overlap": overlap}
   splitter = splitting.Splitter(tokens, overlap, tokenizer)
   return building.without_paths(recipe), splitter
+
+
+def _language(rows: pathlib.Path) -> str:
+  """Returns the language of most passages, by a sample of them."""
+  with rows.open("rb") as lines:
+    count = sum(1 for _ in lines)
+    lines.seek(0)
+    sample = itertools.islice(lines, 0, None, count // _SAMPLE + 1)
+    return analysis.detect_language(json.loads(x)["text"] for x in sample)
 
 
 class _CachedEncoder:

@@ -48,6 +48,8 @@ _BINARY_ENDINGS = frozenset(
 )
 # What programs write as text under the ending of another kind.
 _TEXT_KINDS = {".xls": ".csv", ".doc": ".txt"}
+# Kinds that a recognizer of pictures reads.
+PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 _HTML = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<(?:!doctype html|html)\b", re.I)
 logging.getLogger("pypdfium2").setLevel(logging.CRITICAL)
 
@@ -56,9 +58,11 @@ def read(path: str, recognizer: pdf.Recognizer | None = None) -> Iterator[Part]:
   """Yields the parts of a file that have text, and what was lost of it.
 
   Args:
-    path: a file whose ending has a reader. A file whose content is of another
+    path: a file whose ending has a reader, or a picture if there is a
+      recognizer. A file whose content is of another
       kind than its ending says is read as what it is.
-    recognizer: reads the pages that are pictures; None leaves them out.
+    recognizer: reads pictures and the pages that are pictures; None leaves
+      these pages out.
 
   Raises:
     ReadError: the file cannot be read, or has no text.
@@ -91,6 +95,8 @@ def read(path: str, recognizer: pdf.Recognizer | None = None) -> Iterator[Part]:
 def _reader(
   path: pathlib.Path, recognizer: pdf.Recognizer | None
 ) -> Callable[[pathlib.Path], Iterator[Part]]:
+  if recognizer and path.suffix.lower() in PICTURES:
+    return lambda picture: iter([Part(recognizer(picture))])
   ending = _true_ending(path)
   if ending == ".pdf":
     return functools.partial(pdf.read, recognizer=recognizer)

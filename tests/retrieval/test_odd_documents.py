@@ -197,6 +197,13 @@ def test_pictures_are_recognized_by_a_command(tmp_path):
   settings = folder.Settings(ocr=f"{program} {{}}")
   summary = folder.update([str(tmp_path / "a.pdf")], index, settings)
   assert summary.passages == 2 and not summary.partly_read
+  (tmp_path / "scan.PNG").write_bytes(b"\x89PNG" + bytes(20))
+  scan = str(tmp_path / "scan.PNG")
+  assert texts(reading.read(scan, recognizer)) == ["recognized 0 0"]
+  found = folder.update([str(tmp_path / "a.pdf"), scan], index, settings)
+  assert found.passages == 3 and not found.ignored
+  with pytest.raises(ValueError, match="of other kinds: {'.png': 1}"):
+    folder.update([scan], tmp_path / "plain")
 
 
 def test_a_recognizer_that_fails_or_is_missing_is_named(tmp_path):
