@@ -16,6 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 _EXTRAS = {
   "mcp": "serve",
   "protego": "web",
+  "trafilatura": "web",
   "pymilvus": "milvus",
   "wandb": "wandb",
   "mlflow": "mlflow",

@@ -34,8 +34,8 @@ from typing import Any
 
 from absl import flags
 
+from anysearch_jax.launch import documents, jax_setup, progress
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.launch import jax_setup, progress
 
 
 def define_flags() -> None:
@@ -50,6 +50,7 @@ def define_flags() -> None:
     [],
     "Files, folders and globs to split into passages; or give --corpus.",
   )
+  documents.define_ocr()
   flags.DEFINE_bool(
     "update",
     False,
@@ -140,7 +141,8 @@ def define_flags() -> None:
     "english",
     "Language of the words of bm25: one of Snowball's, such as german; any: "
     "words as they are and pairs of Chinese, Japanese or Korean characters; "
-    "plain: runs of letters.",
+    "plain: runs of letters. With --documents, the default is the language of "
+    "most passages.",
   )
   flags.DEFINE_integer(
     "shard",
@@ -311,7 +313,6 @@ def _documents(
   report_progress: Callable[[str, int, int], None],
 ) -> None:
   """Makes or updates the index of documents and prints what is in it."""
-  from anysearch_jax.launch import documents
   from anysearch_jax.retrieval.documents import folder
 
   if f.kind != ("bm25" if encoder is None else "flat"):
@@ -319,16 +320,18 @@ def _documents(
       f"found kind {f.kind} for documents, expected bm25, or flat with "
       "--encoder=FOLDER."
     )
+  language = f.language if f["language"].present else ""
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, f.language),
+    folder.Settings(f.passage, f.overlap, language, f.ocr),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),
     on_rows=functools.partial(report_progress, "passage"),
   )
-  for line in documents.summary_lines(summary, f.output, len(summary.skipped)):
+  max_listed = max(len(summary.skipped), len(summary.partly_read))
+  for line in documents.summary_lines(summary, f.output, max_listed):
     print(line)
 
 
