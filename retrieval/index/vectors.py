@@ -158,7 +158,7 @@ class Shards:
     file, _ = self._files(shard)
     start, end = self.span(shard)
     try:
-      array = np.load(file, mmap_mode="r")
+      array = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError) as error:
       raise DamagedError(f"{file}: {error}.") from error
     actual = (array.dtype, array.shape)
