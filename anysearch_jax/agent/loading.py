@@ -10,12 +10,16 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import endpoints, searching
+from anysearch_jax.training import validation
 
 # Defaults without a configuration: tokens of an episode, and questions that are
 # sampled in one batch.
 _CONTEXT = 8192
 _SLOTS = 16
+# Stands for the questions that users will ask.
+SHORTEST = types.Question("?", "?", ())
 _SEED = 0  # Of the engine; the seed of a question is part of its address.
 
 
@@ -48,12 +52,11 @@ def load(
     config = config_lib.changed(config, episode={"prompts": connection.prompts})
     engine = connection.engine
     codec = connection.codec
+    _check_prompts(codec, config)
   else:
     # Imports JAX, which a model elsewhere needs not.
-    from anysearch_jax.methods import systems
     from anysearch_jax.policy import hf, sharding
     from anysearch_jax.rollout import engines
-    from anysearch_jax.training import validation
 
     folder = pathlib.Path(policy)
     architecture, codec = hf.describe(folder)
@@ -63,7 +66,7 @@ def load(
       if stored := json_files.read(run_folder / "config.json", missing={}):
         config = config_settings.from_dict(type(config), stored)
     config = with_answer_room(config)
-    validation.check_codec(codec, systems.of_episode(config.episode))
+    _check_prompts(codec, config)
     # Before the weights, so that a wrong retriever is refused within seconds.
     searcher = searching.BatchingRetriever(
       _open_retriever(retriever), config.search
@@ -81,6 +84,19 @@ def load(
     "scaffold": config.evaluation.scaffold,
     "close": engine.close,
   }
+
+
+def _check_prompts(
+  codec: types.TextCodec, config: config_lib.ExperimentConfig
+) -> None:
+  """Checks a tokenizer and its template; see `validation.check_prompts`."""
+  validation.check_prompts(
+    [SHORTEST],
+    codec,
+    config=config.episode,
+    environment=systems.of_episode(config.episode),
+    max_budget=config.curriculum.max_budget,
+  )
 
 
 def with_answer_room(
