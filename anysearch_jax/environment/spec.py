@@ -201,7 +201,9 @@ class Environment:
     Returns:
       The answer, exact match and format, before reward weights.
     """
-    spans = protocol.with_opened_reasoning(trajectory.spans)
+    spans: Sequence[types.Span] = protocol.with_opened_reasoning(
+      trajectory.spans
+    )
     if trajectory.caps.units:
       spans = self._without_asking(spans, trajectory.scaffold)
     if self.prefill:
