@@ -3,7 +3,8 @@
 A server turns the calls of models that it knows into fields of the message.
 Others stay in the text, spelled as the model's family was trained to: bare or
 fenced JSON (Qwen2.5-Coder), Hermes, Llama, Mistral, DeepSeek, Kimi, GLM,
-Harmony, Gemma, Phi, and XML. The spellings are those of vLLM's and SGLang's parsers:
+Harmony, Gemma, Phi, and XML. The spellings are those of the parsers of vLLM and
+SGLang:
 https://docs.vllm.ai/en/latest/features/tool_calling.html
 """
 
