@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -251,6 +250,7 @@ def main(argv) -> None:
     f.output, encoder=encoder, devices=platforms.accelerators()
   )
   identity = index.identity
+  _print_repeated(index.corpus)
   print(
     f"{f.output}: {identity['kind']} over {len(index)} passages, identity "
     f"{identity['sha256'][:12]}"
@@ -293,7 +293,18 @@ def _fill(
     on_rows=functools.partial(report_progress, "passage"),
   )
   collection.client.close()
+  _print_repeated(corpus)
   print(f"milvus: {f.collection} of {len(corpus)} passages")
+
+
+def _print_repeated(corpus: Any) -> None:
+  """Says how many passages of a corpus have the id of an earlier one."""
+  if count := corpus.info.get("repeated_ids"):
+    print(
+      f"{count:,} of {len(corpus):,} passages have the id of an earlier one; "
+      "an answer leaves out those with the same text and writes the others as "
+      "ID#2. Give each passage an id of its own."
+    )
 
 
 def _documents(
@@ -330,11 +341,13 @@ def _recall(index: Any, path: str, *, k: int) -> str:
   It has the shares of questions with any, and with all, of their gold passages
   among the first k.
   """
+  from anysearch_jax.host import json_files
+
   questions = []
   with open(path, encoding="utf-8") as file:
     for number, line in enumerate(file, start=1):
       try:
-        values = json.loads(line)
+        values = json_files.parse(line)
         gold = values.get("metadata", {}).get("gold_doc_ids") or ()
         questions.append((values["question"], frozenset(map(str, gold))))
       except (ValueError, KeyError, TypeError, AttributeError) as error:

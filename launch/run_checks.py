@@ -6,6 +6,7 @@ say whether its tokenizer and its chat template support the protocol.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -22,7 +23,6 @@ import jax.numpy as jnp
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
-from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, run_lock, turns
 from anysearch_jax.launch import jax_setup, parts, policies, retrievers
 from anysearch_jax.launch.findings import (
@@ -47,8 +47,7 @@ from anysearch_jax.training import placement, validation
 
 _QUERIES = 10  # Searches that measure a retriever.
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
-# Texts before a tag with which a tokenizer could merge it.
-_BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
+_PROMPT_END = 40  # Characters of a prompt that are shown.
 _MASTER_BYTES = 4  # Of a float32.
 # Of a token's text in a record; enough for most languages.
 _TOKEN_BYTES = 6
@@ -193,13 +192,11 @@ class Checks:
       yield ok(f"log {c.log}: nothing else is asked")
       return
     lexical = None
-    questions = [_QUESTION]
+    questions: Sequence[types.Question] = [_QUESTION]
     try:
       source = parts.source(config)
       lexical = source.retriever
-      questions = source.evaluation_questions(
-        config.evaluation.datasets, _QUERIES
-      )[:_QUERIES] or [_QUESTION]
+      questions = _example_questions(source, config)
     except ValueError:  # Reported by the check of the questions.
       if c.kind == "lexical":
         raise
@@ -240,6 +237,21 @@ class Checks:
       yield problem(str(error))
     finally:
       loop.run(server_lib.close(client))
+
+
+def _example_questions(
+  source: parts.Source, config: config_lib.ExperimentConfig
+) -> Sequence[types.Question]:
+  """Returns some questions of a run, to evaluate or else to train on.
+
+  Raises:
+    ValueError: the source has neither.
+  """
+  with contextlib.suppress(ValueError):
+    datasets = config.evaluation.datasets
+    if questions := source.evaluation_questions(datasets, _QUERIES)[:_QUERIES]:
+      return questions
+  return list(source.questions(config.data.split, _QUERIES, config.seed))
 
 
 def check_accelerator(a: architecture_lib.Architecture) -> Finding:
@@ -348,35 +360,7 @@ def _nearest(folder: pathlib.Path) -> pathlib.Path:
 def check_texts(
   codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
 ) -> Iterator[Finding]:
-  """Checks the tags, the stop texts and the prompt."""
-  tags = [f"<{slash}{name}>" for name in protocol.TAGS for slash in ("", "/")]
-
-  def survives(tag: str) -> bool:
-    samples = (f"{prefix}{tag} b" for prefix in _BEFORE_TAGS)
-    return all(tag in codec.decode(codec.encode(text)) for text in samples)
-
-  lost = [tag for tag in tags if not survives(tag)]
-  if lost:
-    yield problem(
-      f"the tokenizer loses {', '.join(lost)}",
-      "take a tokenizer that writes plain text as it is; tags that are special "
-      "tokens of it must be ordinary ones.",
-    )
-  else:
-    yield ok(f"all {2 * len(protocol.TAGS)} tags survive the tokenizer")
-  yield from _check_prompt(codec, config)
-
-
-def _check_prompt(
-  codec: tokenizer_lib.Tokenizer, config: config_lib.ExperimentConfig
-) -> Iterator[Finding]:
-  """Checks the prompt of a question and the tokens that end a turn."""
-  ends = codec.end_of_turn_ids
-  if not ends:
-    yield problem(
-      "no token ends a turn",
-      "name eos_token_id in generation_config.json of the policy's folder.",
-    )
+  """Checks the tags, the prompt and the tokens that end a turn."""
   environment = systems.of_episode(config.episode)
   budget = config.curriculum.max_budget
   validation.check_prompts(
@@ -389,17 +373,14 @@ def _check_prompt(
   text, ids = episode.prompt(
     _QUESTION,
     budget=budget,
-    scaffold=True,
+    scaffold=False,
     environment=environment,
     codec=codec,
   )
-  if _QUESTION.text not in text:
-    yield problem(
-      "the chat template leaves the question out of the prompt",
-      "look at chat_template in the policy's folder.",
-    )
-  else:
-    yield ok(f"a prompt of {len(ids)} tokens")
+  yield ok(
+    f"the tags survive the tokenizer; a prompt has {len(ids)} tokens and ends "
+    f"in {text[-_PROMPT_END:]!r}"
+  )
   if codec.hf.chat_template:
     text_after_question = codec.render(_QUESTION.text)[0].rpartition(
       _QUESTION.text
@@ -414,7 +395,7 @@ def _check_prompt(
     text = template_end + codec.hf.get_chat_template()
     template_tokens = [token for token in codec.control_tokens if token in text]
     template_ids = set(codec.hf.convert_tokens_to_ids(template_tokens))
-    if template_end and not ends & template_ids:
+    if template_end and not codec.end_of_turn_ids & template_ids:
       yield warning(
         f"the chat template ends messages with {template_end}, which ends no "
         "turn",

@@ -17,6 +17,7 @@ from anysearch_jax import budgets, types
 
 TAGS = ("budget", "think", "search", "information", "answer")
 STOPS = ("</search>", "</answer>")
+THINK = "<think>"
 SEARCH = "search"  # The name of the tool that every environment has.
 
 # Groups: "/" of a closing tag or "", then the name.
@@ -24,6 +25,7 @@ TAG_PATTERN = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
 
 _ANY_CASE_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
 _FIRST_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.I)
+_OPENED_REASONING = re.compile(rf"{THINK}\s*\Z")
 _CALLS = ((SEARCH, "<search>", "</search>"),)
 _SLOT = re.compile(r"\{(?:B|Question)\}")
 _ZERO_WIDTH_SPACE = "\u200b"
@@ -55,6 +57,28 @@ class Action:
 def tags(names: Sequence[str] = TAGS) -> tuple[str, ...]:
   """Returns the opening and the closing tag of each name."""
   return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
+
+
+def opened_reasoning(prompt: str) -> str:
+  """Returns the end of a prompt that opens a reasoning block; "" without one.
+
+  Chat templates of models that always reason end in `<think>` and a line break.
+  """
+  match = _OPENED_REASONING.search(prompt)
+  return match[0] if match else ""
+
+
+def with_opened_reasoning(spans: Sequence[types.Span]) -> list[types.Span]:
+  """Returns spans, of which a turn begins by the `<think>` opened before it."""
+  joined: list[types.Span] = []
+  for span in spans:
+    opened = joined[-1].text if joined else ""
+    is_turn = span.author is types.Author.MODEL
+    if is_turn and opened and opened == opened_reasoning(opened):
+      joined[-1] = types.Span(types.Author.MODEL, opened + span.text)
+    else:
+      joined.append(span)
+  return joined
 
 
 def last_action(

@@ -192,7 +192,8 @@ class Environment:
     Under caps besides searches, the environment may interrupt the policy and
     ask for its answer. That must not lower the format score, so the line that
     asks and the interrupted turn are left out. A refused search still lowers
-    it. A prefill is read as the beginning of the response.
+    it. A prefill is read as the beginning of the response, and a `<think>` that
+    a chat template opens as that of the first turn.
 
     Args:
       trajectory: the episode, with the accepted answers in its question.
@@ -200,7 +201,9 @@ class Environment:
     Returns:
       The answer, exact match and format, before reward weights.
     """
-    spans = trajectory.spans
+    spans: Sequence[types.Span] = protocol.with_opened_reasoning(
+      trajectory.spans
+    )
     if trajectory.caps.units:
       spans = self._without_asking(spans, trajectory.scaffold)
     if self.prefill:

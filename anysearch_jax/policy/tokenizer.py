@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 import pathlib
-import re
+import string
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 # Characters; encoding a longer text takes milliseconds.
 _LONG = 8192
-# Templates write today's date by this call. Prompts, and so runs, would change
-# at midnight, so it becomes a fixed date: the one in Llama 3.1's template.
-_CURRENT_DATE = r"""strftime_now\((["'])(.*?)\1\)"""
-_FIXED_DATE = datetime.date(2024, 7, 26)
+# Templates write today's date by this function. Prompts, and so runs, would
+# change at midnight, so they get a fixed date: the one in Llama 3.1's template.
+_CURRENT_DATE = "strftime_now"
+_FIXED_DATE = datetime.datetime(2024, 7, 26)
 # Gemma 3's placeholder of an image; its text models have no embedding for it.
 _IMAGE = "<image_soft_token>"
 
@@ -46,6 +47,10 @@ class Tokenizer:
     end_of_turn_ids: Sequence[int] = (),
   ):
     self.hf = hf
+    # tokenizer.json may keep the limits of its last use. A prompt is never cut
+    # or padded.
+    hf.backend_tokenizer.no_truncation()
+    hf.backend_tokenizer.no_padding()
     ids = {int(i) for i in end_of_turn_ids}
     if hf.eos_token_id is not None:
       ids.add(int(hf.eos_token_id))
@@ -155,18 +160,34 @@ class Tokenizer:
     """Renders a prompt; cached, because a group's samples share the prompt."""
     if self.hf.chat_template is None or not chat:
       text = wording.joined(content, system, prefill)
-      return text, tuple(self.hf(text)["input_ids"])
+      return text, tuple(self.hf.backend_tokenizer.encode(text).ids)
     messages = [{"role": "user", "content": content}]
     if system:
       messages = [{"role": "system", "content": system}, *messages]
-    template = self.hf.get_chat_template()
-    template = re.sub(
-      _CURRENT_DATE, lambda x: repr(_FIXED_DATE.strftime(x[2])), template
-    )
-    text = self.hf.apply_chat_template(
-      messages, None, None, template, add_generation_prompt=True, tokenize=False
-    )
+    try:
+      template = self.hf.get_chat_template()
+      if _CURRENT_DATE in template:
+        template = _fixed_date_macro() + template
+      text = self.hf.apply_chat_template(
+        messages,
+        chat_template=template,
+        add_generation_prompt=True,
+        tokenize=False,
+      )
+    # The expressions of a template can raise anything.
+    except Exception as error:
+      line = getattr(error, "lineno", None)
+      place = f" in line {line}" if line else ""
+      raise ValueError(
+        f"{self.hf.name_or_path}: the chat template cannot be rendered"
+        f"{place} ({type(error).__name__}: {error}); expected one that takes a "
+        "system message and a user's; mend chat_template.jinja, or "
+        "`chat_template` in tokenizer_config.json."
+      ) from error
     assert isinstance(text, str)  # One conversation, not tokenized.
+    if prefill.startswith(protocol.THINK):
+      # The template of a model that always reasons may open the block already.
+      text = text.removesuffix(protocol.opened_reasoning(text))
     text += prefill
     return text, tuple(self.encode(text))
 
@@ -191,6 +212,29 @@ class Tokenizer:
       return texts
     start = len(texts[ordinary])
     return [text[start:] for text in decode([[ordinary, i] for i in ids])]
+
+
+@functools.cache
+def _fixed_date_macro() -> str:
+  """Returns a macro of Jinja that a template calls in place of `strftime_now`.
+
+  transformers hands no functions to a template, so the macro replaces the
+  directives of a format, such as `%d` and `%-d`, by their texts.
+  """
+  directives = [
+    f"%{flag}{letter}" for flag in ("-", "") for letter in string.ascii_letters
+  ]
+  texts = {name: _FIXED_DATE.strftime(name) for name in directives}
+  replacements = "".join(
+    f".replace({name!r}, {json.dumps(text)})"
+    for name, text in texts.items()
+    if text != name
+  )
+  return (
+    f"{{%- macro {_CURRENT_DATE}(format) -%}}"
+    f"{{{{- format.replace('%%', '\\0'){replacements}.replace('\\0', '%') -}}}}"
+    "{%- endmacro -%}"
+  )
 
 
 def _end_of_turn_ids(folder: pathlib.Path) -> list[int]:

@@ -75,6 +75,13 @@ class Assignment:
   scaffold: bool
 
 
+_NOT_FINITE = (
+  "the policy's log-probabilities are not finite (NaN or infinite), so its "
+  "tokens mean nothing; its weights are damaged, or too large for the "
+  "compute_dtype. Export or download them again, or compute in float32."
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class EpisodeParts:
   """The parts that all episodes of a rollout share.
@@ -86,6 +93,8 @@ class EpisodeParts:
     codec: the text side of the policy's tokenizer.
     environment: its texts and turn rules. Its `step` advances the episodes;
       `episode.step` does if it has none.
+    trains: whether a training counts the log-probabilities that are not finite.
+      Otherwise they end the episode as failed.
   """
 
   engine: types.Engine
@@ -93,6 +102,7 @@ class EpisodeParts:
   config: config_lib.EpisodeConfig
   codec: types.TextCodec
   environment: spec.Environment
+  trains: bool = False
 
 
 class Rollout(NamedTuple):
@@ -345,7 +355,10 @@ async def answer_request(
   try:
     async with ending, limit:
       if isinstance(request, types.GenerateRequest):
-        return await parts.engine.generate(request)
+        turn = await parts.engine.generate(request)
+        if not parts.trains and not all(map(math.isfinite, turn.logps)):
+          return episode_state.Failure(f"{name} failed: {_NOT_FINITE}")
+        return turn
       passages = await parts.retriever.search(request)
       return episode_state.Retrieved(tuple(passages))
   # A generative retriever asks an engine, so a search can raise both errors.

@@ -123,7 +123,17 @@ def start(
     caps=caps.beyond_searches,
     elapsed=elapsed() if caps.seconds < math.inf else 0.0,
   )
-  return next_turn(episode, _unsampled_chunk(types.Author.PROMPT, text, ids))
+  opened = "" if environment.prefill else protocol.opened_reasoning(text)
+  opened_ids = codec.encode(opened)
+  if not opened or ids[-len(opened_ids) :] != opened_ids:
+    prompt_chunk = _unsampled_chunk(types.Author.PROMPT, text, ids)
+    return next_turn(episode, prompt_chunk)
+  prompt_chunk = _unsampled_chunk(
+    types.Author.PROMPT,
+    text.removesuffix(opened),
+    ids[: -len(opened_ids)],
+  )
+  return next_turn(dataclasses.replace(episode, opened=opened), prompt_chunk)
 
 
 def step(
@@ -379,6 +389,12 @@ def next_turn(
   if episode.scaffold:
     line = environment_chunk(episode, episode.budget_line)
     with_line = dataclasses.replace(extended, chunks=(*extended.chunks, line))
+  if episode.opened and not episode.chunks:
+    # It follows the budget, as a model's own `<think>` does.
+    opened = environment_chunk(episode, episode.opened)
+    with_line = dataclasses.replace(
+      with_line, chunks=(*with_line.chunks, opened)
+    )
   if episode.chunks and with_line.is_spent:
     if with_line.reads_all:
       if passages is None:

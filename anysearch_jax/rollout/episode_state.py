@@ -165,6 +165,8 @@ class Episode:
     stopped: whether further searches are refused as if the budget were used up.
     discarded: charged for turns and searches that are not in `chunks`, because
       the environment's own `step` discarded them.
+    opened: the `<think>` with which a chat template ends, if it does; it stands
+      directly before the first turn.
     memory: state of the environment's own `step`; None without one.
     request: the request that the episode waits for; None only inside `start`.
     experts: those of the newest turn, see `types.Generation`.
@@ -186,6 +188,7 @@ class Episode:
   elapsed: float = 0.0
   stopped: bool = False
   discarded: Spending = Spending()
+  opened: str = ""
   memory: Any = None
   request: Request | None = None
   experts: np.ndarray | None = dataclasses.field(

@@ -143,7 +143,7 @@ class Sampler:
     self._method = method
     environment = method.environment
     parts = driver.EpisodeParts(
-      engine, retriever, config.episode, codec, environment
+      engine, retriever, config.episode, codec, environment, trains=True
     )
     self._collector = collection.Collector(
       stream,

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
-from anysearch_jax.environment import spec
+from anysearch_jax.environment import protocol, spec
 from anysearch_jax.host import plugins
 
 if TYPE_CHECKING:
   from anysearch_jax.algorithms import method as method_lib
+
+# Texts before a tag with which a tokenizer could merge it.
+_BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
 
 
 def check_settings(
@@ -160,6 +163,51 @@ def validate(
     settings.require("checkpoint.best_metric", best, sorted(metrics))
 
 
+def check_codec(codec: types.TextCodec, environment: spec.Environment) -> None:
+  """Checks that a tokenizer keeps an environment's tags and can end a turn.
+
+  A tag that is a special token of the tokenizer is left out of decoded turns,
+  so a policy's searches and answers could not be seen.
+
+  Args:
+    codec: of the policy.
+    environment: has the tags.
+
+  Raises:
+    ValueError: a tag is lost, texts are joined by a space that neither has, or
+      no token ends a turn.
+  """
+  tags = [*protocol.tags()]
+  for tool in environment.tools:
+    tags += [tool.opens, tool.closes]
+
+  def survives(tag: str) -> bool:
+    samples = (f"{prefix}{tag} b" for prefix in _BEFORE_TAGS)
+    return all(tag in codec.decode(codec.encode(text)) for text in samples)
+
+  lost_tags = [tag for tag in dict.fromkeys(tags) if not survives(tag)]
+  if lost_tags:
+    raise ValueError(
+      f"The policy's tokenizer loses {', '.join(lost_tags)}; expected one that "
+      "writes plain text as it is. A tag that is a special token of it must be "
+      'an ordinary one: set "special" to false in tokenizer.json.'
+    )
+  # SentencePiece's tokenizers with a prefix, as Llama 2's, begin every text by
+  # a space, also that of the environment in the middle of a response.
+  joined_text = codec.decode([*codec.encode("a"), *codec.encode("\nb")])
+  if "a \n" in joined_text:
+    raise ValueError(
+      "The policy's tokenizer adds a space where two texts are joined (found "
+      f"{joined_text!r} of 'a' and '\\nb'); expected one without a prefix "
+      "space, as the byte-level tokenizers of Qwen and Llama 3."
+    )
+  if not codec.end_of_turn_ids:
+    raise ValueError(
+      "Found no token that ends a turn; name eos_token_id in "
+      "generation_config.json of the policy's folder."
+    )
+
+
 def check_prompts(
   questions: Sequence[types.Question],
   codec: types.TextCodec,
@@ -168,7 +216,9 @@ def check_prompts(
   environment: spec.Environment,
   max_budget: int,
 ) -> None:
-  """Checks that the prompt of the question of median length fits the context.
+  """Checks the tokenizer, and that the prompt of a question fits the context.
+
+  The question is that of median length.
 
   A single question that is too long only ends its own episodes.
 
@@ -180,12 +230,14 @@ def check_prompts(
     max_budget: the budget that the prompts name.
 
   Raises:
-    ValueError: there is no question, or no room for a token of the model.
+    ValueError: there is no question, or no room for a token of the model, the
+      chat template leaves out the question, or as for `check_codec`.
   """
   if not questions:
     raise ValueError("Found no question, expected at least one.")
   from anysearch_jax.rollout import episode
 
+  check_codec(codec, environment)
   by_length = sorted(questions, key=lambda question: len(question.text))
   median = by_length[len(by_length) // 2]
   prompts = [
@@ -198,6 +250,14 @@ def check_prompts(
     )
     for scaffold in (True, False)
   ]
+  markers = (*codec.control_tokens, *environment.all_markers)
+  shown_question = protocol.neutralise(median.text, markers).strip()
+  if not all(shown_question in text for text, _ in prompts):
+    raise ValueError(
+      "The chat template leaves the question out of the prompt; expected one "
+      "that shows the user's message; look at chat_template in the policy's "
+      "folder."
+    )
   tokens = max(len(ids) for _, ids in prompts)
   if tokens >= config.max_context:
     raise ValueError(

@@ -18,6 +18,7 @@ import jax
 import optax
 import pytest
 
+import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from anysearch_jax.configs import quickstart
 from anysearch_jax.data import prepared, preparing
@@ -277,8 +278,9 @@ def test_policy_that_loses_tags_or_weights_is_a_problem(tmp_path):
   values["added_tokens"].append(entry)
   path.write_text(json.dumps(values))
   codec = tokenizer_lib.Tokenizer.from_folder(tmp_path / "policy")
-  problems = said(run_checks.check_texts(codec, CONFIG), findings.PROBLEM)
-  assert any("loses </answer>" in each for each in problems), problems
+  (finding,) = run(lambda: run_checks.check_texts(codec, CONFIG))
+  assert finding.level == findings.PROBLEM
+  assert "loses </answer>" in finding.found
   (weights,) = (tmp_path / "policy").glob("*.safetensors")
   weights.write_bytes(weights.read_bytes()[:-100])
   config = dataclasses.replace(CONFIG, policy=str(tmp_path / "policy"))
@@ -294,16 +296,16 @@ def test_the_three_families_carry_the_protocol(real_tokenizer, monkeypatch):
   silent = tokenizer_lib.Tokenizer(real_tokenizer.hf)
   for ends, level, sentence in (
     ({0}, findings.WARNING, "which ends no turn"),
-    (set(), findings.PROBLEM, "no token ends a turn"),
+    (set(), findings.PROBLEM, "no token that ends a turn"),
   ):
     silent.end_of_turn_ids = frozenset(ends)
-    found = run_checks._check_prompt(silent, config)
+    found = run(lambda: run_checks.check_texts(silent, config))
     assert any(sentence in each for each in said(found, level))
   # As that of gpt-oss, whose answers another token ends than questions.
   (last, *_), template = silent.control_tokens, silent.hf.chat_template
   monkeypatch.setattr(silent.hf, "chat_template", template + f"{{# {last} #}}")
   silent.end_of_turn_ids = frozenset(silent.encode(last))
-  assert not said(run_checks._check_prompt(silent, config), findings.WARNING)
+  assert not said(run_checks.check_texts(silent, config), findings.WARNING)
 
 
 # Who answers.
@@ -353,6 +355,31 @@ def test_a_server_of_passages_is_asked(questions, talk, level, sentence):
     config = with_(questions, retrieval={"kind": "http", "url": url})
     (finding,) = run(checks(config).retriever)
   assert (finding.level, sentence in finding.found) == (level, True), finding
+
+
+def test_a_run_without_an_evaluation_split_asks_its_own_questions(tmp_path):
+  """A corpus need not know the river of Paris."""
+  entries = [
+    preparing.Entry(f"nq/{i}", f"who {i}", ["x"], "nq", "train", None, "{}")
+    for i in range(10)
+  ]
+  prepared.write(
+    tmp_path / "qa",
+    {"train": preparing.Part(entries)},
+    entries[:1],
+    {"settings": {}},
+  )
+  notes = tmp_path / "notes.txt"
+  notes.write_text("who is it?")
+  index = tmp_path / "index"
+  aj.index_documents([str(notes)], index)
+  config = with_(
+    data={"source": "prepared", "path": str(tmp_path / "qa")},
+    retrieval={"kind": "index", "index": str(index)},
+  )
+  (finding,) = run(checks(config).retriever)
+  assert finding.level == findings.OK, finding
+  assert "10 searches" in finding.found and "0 without" in finding.found
 
 
 def test_a_slow_retriever_is_a_warning():

@@ -156,6 +156,83 @@ def test_a_template_writes_its_own_bos(tmp_path):
   assert dated.render("a b")[0] == text + "26 Jul 2024, 2024"  # On any day.
 
 
+@pytest.mark.parametrize("template", [None, TEMPLATE], ids=["base", "chat"])
+@pytest.mark.parametrize("kept", ["truncation", "padding", "both"])
+def test_limits_that_a_file_keeps_of_its_last_use_are_ignored(
+  tmp_path, template, kept
+):
+  """With a base model the order of calls would decide which limits hold."""
+  text = "a b " * 40
+  clean = save_tiny(tmp_path, template=template)
+  expected = clean.encode(text), clean.render(text), clean.transcript([4, 5])
+  core = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+  if kept != "padding":
+    core.enable_truncation(8)
+  if kept != "truncation":
+    core.enable_padding(length=200, pad_id=1, pad_token="<eos>")
+  core.save(str(tmp_path / "tokenizer.json"))
+  loaded = tokenizer_lib.Tokenizer.from_folder(tmp_path)
+  for _ in range(2):
+    found = loaded.encode(text), loaded.render(text), loaded.transcript([4, 5])
+    assert found == expected
+  long = "a b " * 10_000
+  assert len(loaded.encode(long)) == 20_000
+
+
+@pytest.mark.parametrize(
+  "call",
+  [
+    "strftime_now('%d %b %Y')",
+    "strftime_now( '%d %b %Y' )",
+    "strftime_now(format='%d %b %Y')",
+    "(strftime_now)('%d %b %Y')",
+    "strftime_now('%d' + ' %b %Y')",
+    "strftime_now(day)",
+    "strftime_now('%d %b (%Y)').replace('(', '').replace(')', '')",
+  ],
+)
+def test_a_template_writes_the_same_day_on_any_day(tmp_path, call):
+  template = "{% set day = '%d %b %Y' %}{% if strftime_now is defined %}{{ "
+  template += call + " }}{% endif %}"
+  dated = save_tiny(tmp_path, template=template)
+  assert dated.render("a b")[0] == "26 Jul 2024"
+
+
+@pytest.mark.parametrize(
+  ("template", "reason"),
+  [
+    ("a\n{% if %}", "in line 2 (TemplateSyntaxError: Expected an expression"),
+    ("{{ raise_exception('No system.') }}", "(TemplateError: No system.)"),
+    ("{{ nothing + 1 }}", "(UndefinedError: 'nothing' is undefined)"),
+    ("{{ 1 / 0 }}", "(ZeroDivisionError: division by zero)"),
+  ],
+)
+def test_a_template_that_cannot_be_rendered_is_refused_in_a_sentence(
+  tmp_path, template, reason
+):
+  broken = save_tiny(tmp_path, template=template)
+  with pytest.raises(ValueError) as refusal:
+    broken.render("a b")
+  sentence = str(refusal.value)
+  assert sentence.startswith(
+    f"{tmp_path}: the chat template cannot be rendered"
+  )
+  assert reason in sentence and "chat_template.jinja" in sentence
+  assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("opened", ["<think>", "<think>\n", "<think>\n\n"])
+def test_a_prefill_replaces_the_reasoning_that_a_template_opens(
+  tmp_path, opened
+):
+  chat = save_tiny(tmp_path, template=f"{TEMPLATE} {{{{ {opened!r} }}}}")
+  assert protocol.opened_reasoning(chat.render("a")[0]) == opened
+  begun = chat.render("a", prefill="<think> b")[0]
+  assert begun == "<bos>user : a <eot> c <think> b"
+  # The words of a question open nothing.
+  assert protocol.opened_reasoning("a <think> b") == ""
+
+
 def test_every_token_text_of_a_real_tokenizer_is_known(real_tokenizer):
   texts = real_tokenizer.token_texts()
   assert len(texts) == real_tokenizer.vocab_size

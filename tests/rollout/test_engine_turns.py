@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import threading
+import traceback
 import weakref
 
 import hypothesis
@@ -237,14 +238,51 @@ async def test_weights_switch_between_episodes_only(params):
   assert first.token_ids == again.token_ids
 
 
-def test_bug_is_raised_in_all_waiters(params, monkeypatch):
+def _ask_many(engine, count):
+  """Returns the turn of each of `count` requests, or its exception."""
+
+  def request(sample):
+    address = types.Address(0, 0, sample)
+    return types.GenerateRequest(address, 0, _prompt(0), 20, ())
+
+  async def run():
+    return await asyncio.wait_for(
+      asyncio.gather(
+        *(engine.generate(request(sample)) for sample in range(count)),
+        return_exceptions=True,
+      ),
+      60,
+    )
+
+  return asyncio.run(run())
+
+
+def test_bug_is_raised_in_all_waiters_as_an_exception_of_each(
+  params, monkeypatch
+):
   engine = _engine(params)
   monkeypatch.setattr(engine._device, "_put", lambda *arrays: 1 / 0)
-  request = types.GenerateRequest(
-    types.Address(0, 0, 0), 0, _prompt(0), 4, protocol.STOPS
-  )
-  with pytest.raises(ZeroDivisionError):
-    asyncio.run(asyncio.wait_for(engine.generate(request), 60))
+  errors = _ask_many(engine, 3)
+  assert [type(error) for error in errors] == [ZeroDivisionError] * 3
+  assert len(set(map(id, errors))) == 3
+  depths = {len(traceback.extract_tb(error.__traceback__)) for error in errors}
+  assert len(depths) == 1
+
+
+def test_turn_that_cannot_be_decoded_ends_alone(params, monkeypatch):
+  expected = _ask_many(_engine(params), 3)
+  engine = _engine(params)
+  decode = engine._tokenizer.decode
+
+  def failing(ids):
+    if ids == expected[1].token_ids:
+      raise UnicodeError("no text")
+    return decode(ids)
+
+  monkeypatch.setattr(engine._tokenizer, "decode", failing)
+  turns = _ask_many(engine, 3)
+  assert isinstance(turns[1], UnicodeError)
+  assert [turns[0], turns[2]] == [expected[0], expected[2]]
 
 
 @pytest.mark.parametrize(
@@ -311,3 +349,34 @@ def test_calls_compile_once_wherever_the_weights_were():
     _play(engine, order)
   after = [program._cache_size() for program in programs]
   assert [a - b for a, b in zip(after, before, strict=True)] == [1, 1]
+
+
+def test_an_error_of_one_listener_reaches_its_own_turn_only(params):
+  """As that of a client that hung up, whose event loop is closed."""
+  engine = _engine(params, seed=3)
+
+  def gone(tokens):
+    raise RuntimeError("Event loop is closed")
+
+  def request(index, on_tokens=None):
+    address = types.Address(0, index, 0)
+    return types.GenerateRequest(
+      address, 0, (8, 39), 6, protocol.STOPS, on_tokens=on_tokens
+    )
+
+  async def play():
+    requests = [request(i, gone if i == 1 else None) for i in range(4)]
+    return await asyncio.gather(
+      *map(engine.generate, requests), return_exceptions=True
+    )
+
+  async def alone(index):
+    return await engine.generate(request(index))
+
+  replies = asyncio.run(play())
+  assert isinstance(replies[1], RuntimeError)
+  for index in range(4):
+    engine.release(types.Address(0, index, 0))
+  for index in (0, 2, 3):
+    expected = asyncio.run(alone(index))
+    assert replies[index].token_ids == expected.token_ids

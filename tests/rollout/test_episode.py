@@ -605,3 +605,44 @@ def test_generation_that_breaks_its_limits_is_refused(ids, logps, versions):
   event = types.Generation((65,) * ids, (-1.0,) * logps, "A" * ids, end, of)
   with pytest.raises(ValueError, match=f"returned {ids} tokens, {logps}"):
     play(event)
+
+
+class _Opening(scripted.Codec):
+  """A codec whose chat template opens the reasoning, as QwQ's does."""
+
+  def render(self, *arguments, **settings):
+    text, ids = super().render(*arguments, **settings)
+    opened = "<think>\n"
+    return text + opened, [*ids, *self.encode(opened)]
+
+
+@pytest.mark.parametrize("scaffold", [False, True])
+def test_reasoning_that_the_template_opens_belongs_to_the_first_turn(
+  monkeypatch, scaffold
+):
+  plain, plain_asked = play(
+    search("Emma"), answer("Jane Austen"), hits=(EMMA,), scaffold=scaffold
+  )
+  monkeypatch.setitem(globals(), "CODEC", _Opening())
+  first = search("Emma").removeprefix("<think>")
+  assert first != search("Emma")
+  opened, asked = play(
+    first, answer("Jane Austen"), hits=(EMMA,), scaffold=scaffold
+  )
+  environment = systems.of_episode(CONFIG)
+  verdict = environment.judge(plain)
+  assert (verdict.em, verdict.format) == (1, 1)
+  assert environment.judge(opened) == verdict
+  # A text of the model's own that is `<think>` alone opens nothing for others.
+  turns = [s.text for s in opened.spans if s.author is types.Author.MODEL]
+  assert turns == [first, answer("Jane Austen")]
+  # The model continues the block that the template opened.
+  context = CODEC.decode(asked[0].token_ids)
+  assert context.endswith("<think>\n")
+  assert context.count("<think>\n") == 1
+  assert ("<budget>" in context.rpartition("Emma?")[2]) == scaffold
+  # It is trained on what it wrote itself only.
+  authors = np.asarray(opened.authors)
+  written = np.asarray(opened.token_ids)[authors == types.Author.MODEL]
+  assert CODEC.decode(written.tolist()) == first + answer("Jane Austen")
+  scripted.check_alignment(opened)
