@@ -24,7 +24,7 @@ install = $(PIP) --require-hashes --requirement requirements.lock \
 	$(PIP) --no-deps --no-build-isolation --editable .
 endif
 
-.PHONY: setup quickstart quickstart-full serve test test-all test-versions test-research bench lint types docs lock clean
+.PHONY: setup quickstart quickstart-full serve test test-all test-versions test-clients test-research bench lint types docs lock clean
 
 setup: $(READY)
 	@echo 'set up; now: . $(BIN)/activate'
@@ -52,7 +52,7 @@ test-research: $(READY)-test
 	$(PYTEST) research/tests
 
 # Every property test with all its cases, every family, mesh, fault and kill.
-test-all: types test-versions
+test-all: types test-versions test-clients
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	ANYSEARCH_TEST_ALL=1 $(PYTEST) tests
@@ -76,6 +76,26 @@ jax-%: $(VENV)/bin/python
 	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON-$*) .venv-jax-$*
 	$(BIN)/uv pip install --quiet --python .venv-jax-$* jax==$* --editable '.[plan,test]'
 	ANYSEARCH_MAY_SKIP='^$$' $(subst $(VENV),.venv-jax-$*,$(PYTEST)) -m 'not slow' $(COMPILED)
+
+# Other people's clients against a scripted agent over HTTP, each in
+# .venv-client-*: the newest version, and the oldest in which every test passes.
+CLIENT-openai := openai
+CLIENT-openai-oldest := openai==1.66.5
+CLIENT-langchain := langchain-openai
+CLIENT-litellm := litellm
+CLIENT-llama_index := llama-index-llms-openai-like
+CLIENT-mcp := mcp
+
+test-clients: $(patsubst CLIENT-%,client-%,$(filter CLIENT-%,$(.VARIABLES)))
+
+# Its tests are in tests/clients/, in the file of the first part of its name.
+client-%: $(READY)-test
+	$(PIP) uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-client-$*
+	$(BIN)/uv pip install --quiet --upgrade --python .venv-client-$* pytest '$(CLIENT-$*)'
+	PYTHONPATH=.:tests/support JAX_PLATFORMS=cpu $(BIN)/python -m tests.clients.beside_service \
+	  .venv-client-$*/bin/python -m pytest -rs --disable-warnings -p no:cacheprovider \
+	  --confcutdir=tests/clients tests/clients/$(firstword $(subst -, ,$*))_client.py
 
 bench: $(READY)-test
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_multi_thread_eigen=false PJRT_NPROC=1 OMP_NUM_THREADS=1 $(BIN)/python -m research.sampling_speed

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import zlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -98,6 +98,25 @@ class Passage:
   def contents(self) -> str:
     """Title and text in Search-R1's form, which encoders also see."""
     return f"{self.title}\n{self.text}"
+
+
+def distinct_passages(passages: Iterable[Passage]) -> tuple[Passage, ...]:
+  """Returns the passages of an answer, of which no two have the same id.
+
+  A passage with the id, title and text of an earlier one is left out. Another
+  text under an earlier id gets the id `ID#2`, the next one `ID#3`.
+  """
+  by_id: dict[str, Passage] = {}
+  for passage in passages:
+    name = passage.id
+    number = 1
+    while name in by_id and by_id[name].contents != passage.contents:
+      number += 1
+      name = f"{passage.id}#{number}"
+    if name != passage.id:
+      passage = dataclasses.replace(passage, id=name)
+    by_id.setdefault(name, passage)
+  return tuple(by_id.values())
 
 
 class Observation(NamedTuple):

@@ -16,6 +16,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 _EXTRAS = {
   "mcp": "serve",
   "protego": "web",
+  "trafilatura": "web",
   "pymilvus": "milvus",
   "wandb": "wandb",
   "mlflow": "mlflow",
@@ -55,10 +56,9 @@ if sys.argv[:1] == ["-m"]:
       "`make setup` in the root of the repository, then `. "
       ".venv/bin/activate`, and the same command again."
     )
-  # `python -m` puts the current folder first. A user's folder comes last
-  # instead, so that packages in it (a `configs`, a `retrieval`) do not replace
-  # ours, and what it names, such as `--reward=my_rewards:reward`, is found.
+  # `python -m` puts the current folder first. A folder that is not the project
+  # may be a stranger's, so packages in it (a `configs`, a `jax_plugins`) are
+  # imported only once the user names code of their own, and come last then.
   working_folder = os.getcwd()
   if not os.path.samefile(working_folder, pathlib.Path(__file__).parent.parent):
-    kept_paths = [x for x in sys.path if x not in ("", working_folder)]
-    sys.path[:] = [*kept_paths, working_folder]
+    sys.path[:] = [x for x in sys.path if x not in ("", working_folder)]

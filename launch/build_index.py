@@ -28,15 +28,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
+from anysearch_jax.launch import documents, jax_setup, progress
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.launch import jax_setup, progress
 
 
 def define_flags() -> None:
@@ -51,6 +50,7 @@ def define_flags() -> None:
     [],
     "Files, folders and globs to split into passages; or give --corpus.",
   )
+  documents.define_ocr()
   flags.DEFINE_bool(
     "update",
     False,
@@ -141,7 +141,8 @@ def define_flags() -> None:
     "english",
     "Language of the words of bm25: one of Snowball's, such as german; any: "
     "words as they are and pairs of Chinese, Japanese or Korean characters; "
-    "plain: runs of letters.",
+    "plain: runs of letters. With --documents, the default is the language of "
+    "most passages.",
   )
   flags.DEFINE_integer(
     "shard",
@@ -249,6 +250,7 @@ def main(argv) -> None:
     f.output, encoder=encoder, devices=platforms.accelerators()
   )
   identity = index.identity
+  _print_repeated(index.corpus)
   print(
     f"{f.output}: {identity['kind']} over {len(index)} passages, identity "
     f"{identity['sha256'][:12]}"
@@ -291,7 +293,18 @@ def _fill(
     on_rows=functools.partial(report_progress, "passage"),
   )
   collection.client.close()
+  _print_repeated(corpus)
   print(f"milvus: {f.collection} of {len(corpus)} passages")
+
+
+def _print_repeated(corpus: Any) -> None:
+  """Says how many passages of a corpus have the id of an earlier one."""
+  if count := corpus.info.get("repeated_ids"):
+    print(
+      f"{count:,} of {len(corpus):,} passages have the id of an earlier one; "
+      "an answer leaves out those with the same text and writes the others as "
+      "ID#2. Give each passage an id of its own."
+    )
 
 
 def _documents(
@@ -300,7 +313,6 @@ def _documents(
   report_progress: Callable[[str, int, int], None],
 ) -> None:
   """Makes or updates the index of documents and prints what is in it."""
-  from anysearch_jax.launch import documents
   from anysearch_jax.retrieval.documents import folder
 
   if f.kind != ("bm25" if encoder is None else "flat"):
@@ -308,16 +320,18 @@ def _documents(
       f"found kind {f.kind} for documents, expected bm25, or flat with "
       "--encoder=FOLDER."
     )
+  language = f.language if f["language"].present else ""
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, f.language),
+    folder.Settings(f.passage, f.overlap, language, f.ocr),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),
     on_rows=functools.partial(report_progress, "passage"),
   )
-  for line in documents.summary_lines(summary, f.output, len(summary.skipped)):
+  max_listed = max(len(summary.skipped), len(summary.partly_read))
+  for line in documents.summary_lines(summary, f.output, max_listed):
     print(line)
 
 
@@ -327,11 +341,13 @@ def _recall(index: Any, path: str, *, k: int) -> str:
   It has the shares of questions with any, and with all, of their gold passages
   among the first k.
   """
+  from anysearch_jax.host import json_files
+
   questions = []
   with open(path, encoding="utf-8") as file:
     for number, line in enumerate(file, start=1):
       try:
-        values = json.loads(line)
+        values = json_files.parse(line)
         gold = values.get("metadata", {}).get("gold_doc_ids") or ()
         questions.append((values["question"], frozenset(map(str, gold))))
       except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -9,9 +9,11 @@ them: they name secrets, or a private file of the user's.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import shlex
+import unicodedata
 from collections.abc import Sequence
 
 import jinja2
@@ -103,6 +105,9 @@ def write(
     training: number of nodes that train; they come first.
     shares: GPUs of each server on a node that does not train.
     server: command of such a server, over `${port}` and `${gpus}`.
+
+  Raises:
+    ValueError: a value cannot be written into the file.
   """
   f = flags.FLAGS
   # Names of services begin with a letter and end with no hyphen (RFC 1035).
@@ -121,6 +126,7 @@ def write(
     for path, variable, _, _ in config_settings.listed(config)
     if variable and path.endswith("key_variable")
   ]
+  _check_values(config, arguments, output, keys)
   server_command = ""
   if server is not None:
     env = (f"{variable}={value}" for variable, value in server.env.items())
@@ -138,6 +144,8 @@ def write(
     undefined=jinja2.StrictUndefined,
   )
   environment.filters["quote"] = shlex.quote
+  environment.filters["sbatch"] = _quote_for_sbatch
+  environment.filters["yaml"] = _quote_for_yaml
   script = environment.get_template(f"{f.target}.{_SUFFIXES[f.target]}").render(
     name=name,
     output=str(output),
@@ -163,3 +171,61 @@ def write(
   file.parent.mkdir(parents=True, exist_ok=True)
   file.write_text(script)
   print(f"wrote {file}; its first lines say how to start it")
+
+
+def _check_values(
+  config: config_lib.ExperimentConfig,
+  arguments: Sequence[str],
+  output: pathlib.Path,
+  keys: Sequence[str],
+) -> None:
+  """Refuses values that no quoting keeps to one line, and keys without a name.
+
+  Args:
+    config, arguments, output: as for `write`.
+    keys: environment variables of the file.
+
+  Raises:
+    ValueError: names the value.
+  """
+  f = flags.FLAGS
+  retrieval = config.retrieval
+  written_values = [
+    ("--output", str(output)),
+    ("--image", f.image),
+    ("--claim", f.claim),
+    ("--accelerator", f.accelerator),
+    ("--config.policy", config.policy),
+    ("--config.retrieval.index", retrieval.index),
+    ("--config.retrieval.encoder", retrieval.encoder),
+    ("--config.sglang.weights", config.sglang.weights),
+  ]
+  for argument in arguments:
+    name, _, text = argument.partition("=")
+    written_values.append((name, text))
+  for name, text in written_values:
+    if not all(map(_is_writable, text)):
+      raise ValueError(
+        f"{name}: found {text!r}, which the file of --target={f.target} cannot "
+        "hold; expected a text without control characters, such as line ends."
+      )
+  for key in keys:
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", key):
+      raise ValueError(
+        f"key_variable: found {key!r}, expected the name of an environment "
+        "variable: letters, digits and underscores."
+      )
+
+
+def _is_writable(character: str) -> bool:
+  return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def _quote_for_sbatch(text: str) -> str:
+  """Quotes a path of an #SBATCH line, where `%` begins a placeholder."""
+  return shlex.quote(text.replace("%", "%%"))
+
+
+def _quote_for_yaml(text: str) -> str:
+  """Quotes a scalar of YAML, of which JSON's strings are a part."""
+  return json.dumps(text, ensure_ascii=False)

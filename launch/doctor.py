@@ -49,7 +49,7 @@ _MODULES = {
   "faiss-cpu": "faiss",
   "orbax-checkpoint": "orbax.checkpoint",
   "PyStemmer": "Stemmer",
-  "python-docx": "docx",
+  "python-calamine": "python_calamine",
 }
 
 

@@ -42,6 +42,18 @@ def define_flags() -> None:
     "Folder for the index of --documents or, without these, of an index to "
     "search; default: a folder in your cache.",
   )
+  define_ocr()
+
+
+def define_ocr() -> None:
+  """Defines `--ocr`."""
+  flags.DEFINE_string(
+    "ocr",
+    "",
+    "Command that reads pages of PDFs that are pictures: `tesseract`, or a "
+    "line such as `tesseract {} stdout -l deu`, where {} stands for a PNG "
+    "file; it prints the text.",
+  )
 
 
 def read_config() -> config_lib.ExperimentConfig:
@@ -111,7 +123,12 @@ def update(config: config_lib.ExperimentConfig) -> None:
 
   index = config.retrieval.index
   try:
-    summary = folder.update(flags.FLAGS.documents, index, on_file=_progress())
+    summary = folder.update(
+      flags.FLAGS.documents,
+      index,
+      folder.Settings(ocr=flags.FLAGS.ocr),
+      on_file=_progress(),
+    )
   except OSError as error:
     sentence = (
       error if isinstance(error, disk.DiskError) else f"{index}: {error}."
@@ -148,6 +165,10 @@ def summary_lines(
     yield f"skipped {path}: {reason}"
   if (unlisted := len(summary.skipped) - max_skipped) > 0:
     yield f"skipped {unlisted} more"
+  for path, loss in summary.partly_read[:max_skipped]:
+    yield f"read in part {path}: {loss}"
+  if (unlisted := len(summary.partly_read) - max_skipped) > 0:
+    yield f"read in part {unlisted} more"
 
 
 def _progress() -> Callable[[int, int], None]:

@@ -186,6 +186,11 @@ def _play(
     interval = _interval(cell, len(e.seeds))
     if "official_em" in cell:
       interval += " ({official_em} by the set's own script)".format(**cell)
+    # Chat models answer in sentences, which exact match counts as wrong.
+    if choice.endpoint is not None and cell["n"]:
+      f1 = cell["f1"] / cell["n"]
+      cover = cell["cover_em"] / cell["n"]
+      interval += f", F1 {f1:.2f}, cover EM {cover:.2f}"
     budget = cell.get("caps", cell["budget"])
     noun = "search" if cell["searches"] == 1 else "searches"
     print(

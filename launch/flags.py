@@ -332,6 +332,8 @@ def load_config(name: str) -> config_lib.ExperimentConfig:
   translate_errors = functools.partial(
     plugins.as_sentence, f"--config={path}", path, reraised=(ValueError,)
   )
+  if not pathlib.Path(path).resolve().is_relative_to(shipped.ROOT):
+    plugins.import_from(os.getcwd())
   with translate_errors():
     module = plugins.run_file(path)
   if not hasattr(module, "get_config"):

@@ -27,7 +27,7 @@ from absl import flags
 
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.data import files, formats, prepared, preparing
-from anysearch_jax.host import disk
+from anysearch_jax.host import disk, listing
 from anysearch_jax.launch import flags as launch_flags
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
@@ -201,15 +201,18 @@ def _find(
     set_names = tuple(inputs_by_name)
   elif missing := sorted(set(set_names) - inputs_by_name.keys()):
     if sets is not None:
-      raise ValueError(f"{folder}: found no file of {', '.join(missing)}.")
+      raise ValueError(
+        f"{folder}: found no file of {listing.first_names(missing)}."
+      )
   inputs = [
     inputs_by_name[name] for name in set_names if name in inputs_by_name
   ]
   if not inputs:
-    names = ", ".join(inputs_by_name) or "no <dataset>/<split>.jsonl"
+    names = listing.first_names(inputs_by_name) or "no <dataset>/<split>.jsonl"
+    expected = listing.first_names(set_names, limit=len(PAPER))
     raise ValueError(
-      f"{folder}: found {names}; expected {', '.join(set_names)}, or others "
-      "named by --sets."
+      f"{folder}: found {names}; expected {expected}, or others named by "
+      "--sets."
     )
   return inputs
 
@@ -225,7 +228,7 @@ def _table(parts: preparing.Parts, mixed: Sequence[preparing.Entry]) -> str:
       )
     lines.append(
       f"{name:24} {part.read:8} {len(part.entries):8}  "
-      f"{', '.join(notes)}".rstrip()
+      f"{listing.first_names(notes, characters=200)}".rstrip()
     )
   lines.append(f"{prepared.MIX + ' (mixed)':24} {'':8} {len(mixed):8}")
   return "\n".join(lines)

@@ -131,9 +131,13 @@ def _tools(config: config_lib.ExperimentConfig, retriever: Any) -> Any:
   c = config.retrieval
   prompts = config.episode.prompts
   names = [tool.name for tool in systems.of_episode(config.episode).tools]
-  own_tools = dict(
-    assignment.partition("=")[::2] for assignment in config.search.tools
-  )
+  assignments = [text.partition("=")[::2] for text in config.search.tools]
+  own_tools = dict(assignments)
+  if len(own_tools) < len(assignments):
+    raise ValueError(
+      f"search.tools: found {', '.join(config.search.tools)}; expected each "
+      "tool once."
+    )
   if unused := sorted(own_tools.keys() - set(names)):
     raise ValueError(
       f"search.tools: found {unused[0]!r}; the tools of the environment "

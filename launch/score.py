@@ -66,7 +66,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from anysearch_jax.environment import official_scoring, scoring
-from anysearch_jax.host import disk
+from anysearch_jax.host import disk, json_files
 from anysearch_jax.launch import flags as launch_flags
 
 _FLOATS = ("length", "r_abs", "r_rel", "tool", "gamma", "total", "advantage")
@@ -134,7 +134,8 @@ class OfficialGroup(RecordedGroup, strict=True):
 def parse_group(line: bytes, *, scorer: str = "paper") -> RecordedGroup:
   """Parses one input line. Raises ValueError if it is malformed."""
   try:
-    record = json.loads(line.decode(), parse_constant=_refuse_constant)
+    text = line.decode()
+    record = json_files.parse(text, parse_constant=_refuse_constant)
   except (ValueError, RecursionError) as error:
     raise ValueError(f"found no JSON value ({error}).") from None
   try:

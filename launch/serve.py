@@ -159,7 +159,8 @@ def _serve_http(
     guard = None
     if f.keys:  # Before the policy, which may take minutes to load.
       file = pathlib.Path(f.keys)
-      guard = keys.Guard(keys.read(file), file.with_suffix(".usage.sqlite"))
+      usage = file.with_suffix(".usage.sqlite")
+      guard = keys.Guard(keys.read(file), usage, file=file)
       stack.callback(guard.close)
     prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(agents.open_agent(prepared))

@@ -9,6 +9,7 @@ into single characters, so that a query of one character finds something.
 
 from __future__ import annotations
 
+import collections
 import functools
 import importlib.util
 import itertools
@@ -16,7 +17,7 @@ import os
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import regex
 import Stemmer
@@ -57,6 +58,18 @@ _STOP_WORDS = {"english": _BM25S_STOPWORDS.STOPWORDS_EN} | {
     "turkish",
   )
 }
+# Stop words by which a language is detected: all, but one-letter words, which
+# formulas and lists have too.
+_DETECTED = {
+  language: frozenset(word for word in stop_words if len(word) > 1)
+  for language, stop_words in _STOP_WORDS.items()
+}
+# How often stop words of a language must occur for each of the default's.
+_CLEAR = 1.2
+# A word of English may be a stop word elsewhere, as `dog` is in Danish.
+_LEAST_WORDS = 3
+# The least share of stop words among the words of a language.
+_LEAST_SHARE = 0.05
 _PLAIN_WORD = re.compile(r"\w+")
 # Python's own `\w` ends words of Hindi and Tamil at vowel signs.
 _WORD = regex.compile(r"\w+")
@@ -79,6 +92,23 @@ _CACHED_WORDS = 1 << 18
 def words(text: str) -> list[str]:
   """Returns the runs of letters, digits and underscores, in lower case."""
   return _PLAIN_WORD.findall(text.lower())
+
+
+def detect_language(texts: Iterable[str]) -> str:
+  """Returns the language whose stop words texts have most of, else `DEFAULT`.
+
+  These are the languages of Europe that have a list of stop words here.
+  """
+  counts = collections.Counter(word for text in texts for word in words(text))
+  shares = {
+    language: sum(counts[word] for word in stop_words)
+    for language, stop_words in _DETECTED.items()
+  }
+  language = max(shares, key=lambda name: shares[name])
+  least = max(_CLEAR * shares[DEFAULT], _LEAST_SHARE * counts.total())
+  distinct = len(_DETECTED[language] & counts.keys())
+  is_clear = distinct >= _LEAST_WORDS and shares[language] > least
+  return language if is_clear else DEFAULT
 
 
 class Analyzer:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anysearch_jax.host import json_files
 from anysearch_jax.retrieval import passages
 
 Filters = Mapping[str, Sequence[str]]
@@ -28,7 +28,7 @@ def parse(text: str) -> dict[str, tuple[str, ...]]:
   if not text:
     return {}
   try:
-    values = json.loads(text)
+    values = json_files.parse(text)
   except (ValueError, RecursionError):
     values = None
   if isinstance(values, dict) and values:

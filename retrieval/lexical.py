@@ -17,6 +17,7 @@ import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.environment import tools
+from anysearch_jax.host import listing
 from anysearch_jax.retrieval import analysis
 from anysearch_jax.retrieval import requests as requests_lib
 
@@ -157,7 +158,7 @@ class LexicalRetriever(requests_lib.OneByBatch):
     if callable(self._corpora):
       return self._corpora(corpus)
     if corpus not in self._corpora:
-      names = ", ".join(map(repr, sorted(self._corpora))) or "none"
+      names = listing.first_names([*map(repr, sorted(self._corpora))]) or "none"
       raise ValueError(f"Found no corpus {corpus!r}; there are: {names}.")
     return self._corpora[corpus]
 

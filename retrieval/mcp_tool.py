@@ -23,7 +23,14 @@ import pydantic
 from mcp.client import stdio, streamable_http
 
 from anysearch_jax import types
-from anysearch_jax.host import http_calls, loop, redaction, turns
+from anysearch_jax.host import (
+  http_calls,
+  json_files,
+  listing,
+  loop,
+  redaction,
+  turns,
+)
 from anysearch_jax.retrieval import requests as requests_lib
 
 # `retrieval.mcp.fields` says where a reply has its list of results, and where a
@@ -82,7 +89,7 @@ class McpRetriever:
     self._tool = settings.tool
     self._query = settings.query
     self._k = settings.k
-    self._fixed: dict[str, Any] = json.loads(settings.arguments or "{}")
+    self._fixed: dict[str, Any] = json_files.parse(settings.arguments or "{}")
     self._deadline = settings.deadline
     self._paths = _fields(settings.fields)
     self._redact = redaction.Redactor(token, *self._variables.values())
@@ -155,7 +162,7 @@ class McpRetriever:
     if self._tool not in schemas:
       raise ValueError(
         f"retrieval.mcp.tool: found {self._tool!r}; the tools of the server "
-        f"are: {', '.join(sorted(schemas)[:20]) or 'none'}."
+        f"are: {listing.first_names(sorted(schemas)) or 'none'}."
       )
     schema = schemas[self._tool]
     names = [*map(self._quote, schema.get("properties") or ())]
@@ -165,8 +172,8 @@ class McpRetriever:
     if not is_unique or not {*required} <= {*arguments} <= {*names}:
       raise ValueError(
         f"retrieval.mcp: found the arguments {arguments}; expected those of "
-        f"the tool, each once: {', '.join(names) or 'none'} (required: "
-        f"{', '.join(required) or 'none'})."
+        f"the tool, each once: {listing.first_names(names) or 'none'} "
+        f"(required: {listing.first_names(required) or 'none'})."
       )
 
   def _quote(self, text: object) -> str:
@@ -244,7 +251,7 @@ class McpRetriever:
         f"at most {_LARGEST}."
       )
     if result.is_error or (result.content and not texts):
-      kinds = ", ".join(sorted({block.type for block in result.content}))
+      kinds = listing.first_names(sorted({b.type for b in result.content}))
       message = self._redact.quote(" ".join(texts), 300)
       raise http_calls.AnswerError(
         f"MCP tool {self._tool}: found {message or f'no text ({kinds}).'}"
@@ -372,10 +379,12 @@ def _fields(entries: Sequence[str]) -> dict[str, str]:
   """
   paths = dict(entry.partition("=")[::2] for entry in entries)
   parts = (_RESULTS, *_PARTS)
-  if not all(paths.values()) or not paths.keys() <= set(parts):
+  is_distinct = len(paths) == len(entries)
+  if not all([is_distinct, *paths.values()]) or paths.keys() - set(parts):
     raise ValueError(
       f"retrieval.mcp.fields: found {', '.join(entries)}; expected entries "
-      f"such as text=snippet or results=data.hits, of {', '.join(parts)}."
+      f"such as text=snippet or results=data.hits, each once, of "
+      f"{', '.join(parts)}."
     )
   return paths
 

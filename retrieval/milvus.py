@@ -22,7 +22,7 @@ import pymilvus
 
 from anysearch_jax import types
 from anysearch_jax.config import settings
-from anysearch_jax.host import json_files, redaction
+from anysearch_jax.host import json_files, listing, redaction
 from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval import filters as filters_lib
 from anysearch_jax.retrieval import requests as requests_lib
@@ -298,7 +298,8 @@ class MilvusRetriever(requests_lib.OneByBatch):
     if unknown := sorted(self._filters.keys() - set(fields)):
       raise ValueError(
         f"retrieval.filter: found the field {unknown[0]!r}, expected one of "
-        f"{collection} ({', '.join(fields) or 'none'}); build it with --fields."
+        f"{collection} ({listing.first_names(fields) or 'none'}); build it "
+        "with --fields."
       )
     self._encoder = None if self._ranking == "bm25" else encoder
     if self._ranking != "bm25":

@@ -155,7 +155,7 @@ def prepare(
   skip_malformed: bool = False,
   on_bytes: Callable[[int], None] = lambda done: None,
 ) -> Corpus:
-  """Finds the rows of a corpus, using 8 bytes of memory for each passage.
+  """Finds the rows of a corpus, using 24 bytes of memory for each passage.
 
   Plain files stay where they are. A folder that was prepared from the same file
   (the same path, size and time) with the same flag is used again.
@@ -202,6 +202,7 @@ def prepare(
   partial_copy = folder / f"{LINES}.tmp"
   digest = hashlib.sha256()
   offsets = array.array("q", [0])
+  id_hashes = array.array("q")
   skipped = 0
   with (
     (tables or [source])[0].open("rb") as raw,
@@ -209,9 +210,10 @@ def prepare(
     partial_copy.open("wb") if is_copied else open(os.devnull, "wb") as copy,
   ):
     rows = _table_rows(tables) if tables else _lines(lines, source)
+    rows = _without_last_blanks(rows)
     for number, line in enumerate(rows, start=1):
       try:
-        _parse(line, len(offsets) - 1)
+        passage = _parse(line, len(offsets) - 1)
       except CorpusError as error:
         if not skip_malformed:
           raise CorpusError(
@@ -225,6 +227,7 @@ def prepare(
       copy.write(line)
       digest.update(line)
       offsets.append(offsets[-1] + len(line))
+      id_hashes.append(hash(passage.id))
       if number % 4096 == 0:
         on_bytes(raw.tell())
   on_bytes(sum(stat.st_size for stat in stats))
@@ -239,6 +242,7 @@ def prepare(
     "lines": LINES if is_copied or is_in_folder else str(source),
     "passages": len(offsets) - 1,
     "skipped": skipped,
+    "repeated_ids": len(id_hashes) - len(np.unique(id_hashes)),
     "bytes": offsets[-1],
     "sha256": digest.hexdigest(),
   }
@@ -273,10 +277,26 @@ def _lines(file: io.BufferedIOBase, source: pathlib.Path) -> Iterator[bytes]:
     ) from error
 
 
+def _without_last_blanks(lines: Iterator[bytes]) -> Iterator[bytes]:
+  """Yields lines; blank ones at the end become a part of the line before."""
+  line = next(lines, b"")
+  blank_lines: list[bytes] = []
+  for following in lines:
+    if following.strip():
+      yield line
+      yield from blank_lines
+      blank_lines.clear()
+      line = following
+    else:
+      blank_lines.append(following)
+  if line:
+    yield line + b"".join(blank_lines)
+
+
 def _parse(line: bytes, row: int) -> types.Passage:
   """Parses the passage of a row, with a quoted title, or raises CorpusError."""
   try:
-    values = json.loads(line)
+    values = json_files.parse(line)
   except (ValueError, RecursionError) as error:
     raise CorpusError(
       f"Found {line[:60]!r} ({error}), expected a JSON object."

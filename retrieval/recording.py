@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import types
-from anysearch_jax.host import loop
+from anysearch_jax.host import listing, loop
 from anysearch_jax.retrieval import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
@@ -87,7 +87,9 @@ class Recorder:
       ).fetchall()
     if identity is None:
       if len(recorded) != 1:
-        identities = ", ".join(name for (name,) in recorded)
+        identities = listing.first_names(
+          [name for (name,) in recorded], characters=300
+        )
         raise ValueError(
           f"No identity is given, and {self._path} holds answers of "
           f"{identities or 'no retriever'}; pass the retriever's identity."

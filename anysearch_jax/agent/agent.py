@@ -11,7 +11,13 @@ import math
 import os
 import pathlib
 import queue
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import (
+  AsyncGenerator,
+  Callable,
+  Collection,
+  Generator,
+  Sequence,
+)
 from typing import TYPE_CHECKING, Any
 
 from anysearch_jax import budgets as budgets_lib
@@ -172,6 +178,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     retriever: types.Retriever | str | pathlib.Path,
     config: config_lib.ExperimentConfig | None = None,
     corpus: str = "",
+    plugins: Collection[str] = (),
   ) -> Agent:
     """Loads a policy onto the local devices, or connects to a served one.
 
@@ -185,6 +192,8 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
         paper's prompt, or `endpoints.default_config` for a model behind an
         address.
       corpus: the corpus that is searched; "" if there is only one.
+      plugins: code of your own that the stored configuration of a run may name,
+        such as `file.py:NAME`; it runs. Other code that it names is refused.
 
     Returns:
       An agent, which the caller closes.
@@ -195,7 +204,9 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     """
     from anysearch_jax.agent import loading  # Imports JAX.
 
-    parts = loading.load(policy, retriever=retriever, config=config)
+    parts = loading.load(
+      policy, retriever=retriever, config=config, plugins=plugins
+    )
     return cls(**parts, corpus=corpus)
 
   @property

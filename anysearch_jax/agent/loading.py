@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
+from anysearch_jax.host import plugins as plugins_lib
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import endpoints, searching
 from anysearch_jax.training import validation
@@ -28,11 +31,12 @@ def load(
   *,
   retriever: types.Retriever | str | os.PathLike,
   config: config_lib.ExperimentConfig | None,
+  plugins: Collection[str] = (),
 ) -> dict[str, Any]:
   """Returns the keyword arguments of an agent.
 
   Args:
-    policy, retriever, config: as for `agent.Agent.load`.
+    policy, retriever, config, plugins: as for `agent.Agent.load`.
 
   Raises:
     ValueError, types.EngineError, types.RetrievalError: as `agent.Agent.load`.
@@ -61,10 +65,11 @@ def load(
     folder = pathlib.Path(policy)
     architecture, codec = hf.describe(folder)
     if config is None:
-      config = default_config(architecture.max_context)
-      run_folder = folder.resolve().parent
-      if stored := json_files.read(run_folder / "config.json", missing={}):
-        config = config_settings.from_dict(type(config), stored)
+      config = _config_of_run(
+        folder.resolve().parent / "config.json",
+        default=default_config(architecture.max_context),
+        plugins=plugins,
+      )
     config = with_answer_room(config)
     _check_prompts(codec, config)
     # Before the weights, so that a wrong retriever is refused within seconds.
@@ -84,6 +89,44 @@ def load(
     "scaffold": config.evaluation.scaffold,
     "close": engine.close,
   }
+
+
+def _config_of_run(
+  file: pathlib.Path,
+  *,
+  default: config_lib.ExperimentConfig,
+  plugins: Collection[str],
+) -> config_lib.ExperimentConfig:
+  """Returns the configuration that a run stored, for the engine in here.
+
+  The file may be a stranger's: it neither runs code nor chooses servers, which
+  would be sent a key of this machine.
+
+  Args:
+    file: `config.json` of the run; may be missing.
+    default: is returned if the file is missing.
+    plugins: as for `agent.Agent.load`.
+
+  Raises:
+    ValueError: the file is malformed, or names code that `plugins` does not.
+  """
+  stored = json_files.read(file, missing={})
+  if not stored:
+    return default
+  config = config_settings.from_dict(type(default), stored)
+  plugins_lib.require_named(
+    config.episode.prompts.rpartition("#")[0],
+    plugins,
+    setting=f"{file}: episode.prompts",
+    argument="plugins=[{!r}] of Agent.load",
+  )
+  if config.engine.kind == "jax":
+    return config
+  # The mesh of a run over servers is for training.
+  return config_lib.changed(
+    dataclasses.replace(config, mesh=config_lib.MeshConfig()),
+    engine={"kind": "jax"},
+  )
 
 
 def _check_prompts(

@@ -20,14 +20,13 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.environment import citations
+from anysearch_jax.host import listing
 
 Passages = tuple[str, ...]
 Keys = tuple[tuple[str, ...], ...]
 
 # A later step of MuSiQue refers to an earlier step's answer by its number.
 _REFERENCE = re.compile(r"#(\d+)")
-
-_LISTED_QUESTIONS = 5  # In an error.
 
 
 def of_metadata(metadata: Mapping[str, Any]) -> tuple[Passages, Keys]:
@@ -124,11 +123,10 @@ def check(questions: Iterable[types.Question]) -> None:
     if not any(of_metadata(question.metadata)):
       lacking_ids.append(question.id)
   if lacking_ids:
-    listed = ", ".join(lacking_ids[:_LISTED_QUESTIONS])
-    ellipsis = ", ..." if len(lacking_ids) > _LISTED_QUESTIONS else ""
+    listed = listing.first_names(lacking_ids, limit=5)
     raise ValueError(
       f"Found {len(lacking_ids)} of {count} questions without evidence "
-      f"({listed}{ellipsis}); StepSearch is rewarded by it. "
+      f"({listed}); StepSearch is rewarded by it. "
       "Expected supporting passages with their texts, search keys or "
       "sub-questions in the metadata of each. Prepare the questions again with "
       "--evidence, which leaves such training questions out, or train on "

@@ -10,8 +10,8 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import pathlib
+import re
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any
@@ -20,10 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anysearch_jax.data import formats
+from anysearch_jax.host import json_files
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 # A cell may be a whole passage; the limit of Python is 131,072 characters.
 _MAX_CELL_CHARACTERS = 1 << 26
+# A question and its printed answers: DPR's nq-test.qa.csv has no header.
+_DPR_LINE = re.compile(r"""[^\t]+\t"?\[["'][^\t]*\]"?\s*""")
 
 Numbered = tuple[int, dict[str, Any] | formats.MalformedError]
 
@@ -63,6 +66,10 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
         raise formats.DataError(
           f"{path}: expected a name that ends in {', '.join(SUFFIXES)} (.gz)."
         )
+  except json_files.RepeatedNameError as error:
+    raise formats.DataError(
+      f"{path}: found {error}, expected each name once; rename one."
+    ) from error
   except UnicodeDecodeError as error:
     raise formats.DataError(f"{path}: not UTF-8 text ({error}).") from error
   except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
@@ -81,15 +88,26 @@ def _lines(file: IO[str]) -> Iterator[Numbered]:
   for number, line in enumerate(file, start=1):
     if line.strip():
       try:
-        yield number, _object(json.loads(line))
+        yield number, _object(json_files.parse(line))
+      except json_files.RepeatedNameError as error:
+        yield number, formats.MalformedError(f"the key {error}")
       except (ValueError, RecursionError):
         yield number, formats.MalformedError("not JSON")
 
 
 def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
   csv.field_size_limit(_MAX_CELL_CHARACTERS)  # Of the whole process.
-  table = csv.reader(file, delimiter=delimiter, strict=True)
-  names = next(table, [])
+  first_line = file.readline()
+  names: list[str] | None = None
+  if _DPR_LINE.fullmatch(first_line):
+    names = ["question", "answers"]
+    delimiter = "\t"
+  lines = itertools.chain([first_line], file)
+  table = csv.reader(lines, delimiter=delimiter, strict=True)
+  if names is None:
+    names = next(table, [])
+  # A spreadsheet may have several columns without a name.
+  json_files.distinct(list(filter(None, names)))
   while True:
     last_line = table.line_num
     try:
@@ -112,6 +130,9 @@ def _table(file: IO[str], delimiter: str) -> Iterator[Numbered]:
 
 def _parquet(path: pathlib.Path) -> Iterator[Numbered]:
   with pq.ParquetFile(path) as file:
+    json_files.distinct(file.schema_arrow.names)
+    columns = map(file.schema.column, range(len(file.schema)))
+    json_files.distinct([column.path for column in columns])
     batches = (batch.to_pylist() for batch in file.iter_batches(64))
     yield from enumerate(itertools.chain.from_iterable(batches), start=1)
 
@@ -121,7 +142,9 @@ def _json(path: pathlib.Path) -> Iterator[Numbered]:
   with _open(path) as file:
     text = file.read()
   try:
-    value = json.loads(text)
+    value = json_files.parse(text)
+  except json_files.RepeatedNameError:
+    raise
   except (ValueError, RecursionError) as error:
     lines = _lines(io.StringIO(text))
     first = next(lines, None)

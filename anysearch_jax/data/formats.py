@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from anysearch_jax.data import evidence as evidence_lib
 from anysearch_jax.environment import official_scoring, scoring
+from anysearch_jax.host import json_files, listing
 
 Row = Mapping[str, Any]
 ANSWER_SPLIT = "<|answer_split|>"
@@ -42,6 +43,20 @@ _CONTROLS = re.compile("[\x01-\x08\x0e-\x1b\x7f]")
 
 _MARK = "Question:"
 _HOPS = re.compile(r"([1-9])hop")
+# Columns of evidence, which some files store as JSON text.
+_NESTED = frozenset(
+  (
+    "context",
+    "evidence_doc_ids",
+    "evidences",
+    "gold_doc_ids",
+    "paragraphs",
+    "question_decomposition",
+    "search_keys",
+    "supporting_facts",
+  )
+)
+_CAPITAL = re.compile("(?<=[a-z])(?=[A-Z])")
 # Columns that are not copied to the metadata: those with a field in
 # `RawQuestion`, those without a later use, and `facts`, in which reports expect
 # the chain of a question of the generated world.
@@ -160,12 +175,22 @@ def _popqa(row: Row) -> RawQuestion:
 
 
 def _triviaqa(row: Row) -> RawQuestion:
-  a = mapping(row, "Answer")
-  normalized = listed(a, "NormalizedAliases")
-  accepted = [a.get("Value"), *listed(a, "Aliases"), *normalized]
+  # The hub's copy writes NormalizedAliases as normalized_aliases.
+  answer = {
+    _CAPITAL.sub("_", name).lower(): value
+    for name, value in mapping(row, "Answer").items()
+  }
   question = {"id": row.get("QuestionId"), "question": row["Question"]}
-  raw = _raw_question(question, [x for x in accepted if x is not None], row)
-  official = answers([*normalized, *listed(a, "HumanAnswers")])
+  return _with_aliases(question, answer, row)
+
+
+def _with_aliases(question: Row, answer: Row, values: Row) -> RawQuestion:
+  """Reads TriviaQA's answer; the arguments are those of `_raw_question`."""
+  normalized = listed(answer, "normalized_aliases")
+  accepted = [answer.get("value"), *listed(answer, "aliases"), *normalized]
+  texts = [text for text in accepted if text is not None]
+  raw = _raw_question(question, texts, values)
+  official = answers([*normalized, *listed(answer, "human_answers")])
   return raw._replace(
     metadata={**raw.metadata, official_scoring.ANSWERS: list(official)}
   )
@@ -181,7 +206,18 @@ def _musique(row: Row) -> RawQuestion:
 
 
 def _plain(row: Row) -> RawQuestion:
-  return _raw_question(row, row["answer"], row)
+  written = row["answer"] if "answer" in row else row["answers"]
+  answer = nested(written)
+  if not isinstance(answer, Mapping):
+    return _raw_question(row, written, row)
+  if "aliases" in answer and "value" in answer:
+    return _with_aliases(row, answer, row)
+  if "text" not in answer:
+    raise MalformedError(
+      f"an answer that is a dict of {listing.first_names(answer)}; expected "
+      "text, TriviaQA's value and aliases, or SQuAD's text"
+    )
+  return _raw_question(row, answer["text"], row)
 
 
 def _bamboogle(row: Row) -> RawQuestion:
@@ -236,6 +272,7 @@ FORMATS: dict[str, tuple[frozenset[str], Callable[[Row], RawQuestion]]] = {
     ("frames", "Prompt Answer wiki_links", _frames),
     ("bamboogle", "Question Answer", _bamboogle),
     ("plain", "question answer", _plain),
+    ("answers", "question answers", _plain),
   )
 }
 
@@ -251,6 +288,10 @@ def _raw_question(row: Row, accepted: Any, values: Row) -> RawQuestion:
   question = row["question"]
   if not isinstance(question, str):
     raise MalformedError("no question")
+  values = {
+    name: nested(value) if name in _NESTED else value
+    for name, value in values.items()
+  }
   split = str(values.get("split") or "")
   id_ = row.get("id", row.get("_id", row.get("question_id")))
   if id_ is None and values.get("index") is not None:
@@ -350,6 +391,8 @@ def _context(values: Row) -> dict[str, str]:
     pairs = zip(listed(context, "title"), listed(context, sentences))
   elif isinstance(context, list | tuple):
     pairs = (p for p in context if isinstance(p, list | tuple) and len(p) == 2)
+  elif isinstance(context, str) and context.startswith(("[", "{")):
+    raise MalformedError("a context that is no JSON list")
   else:
     return {}
   texts: dict[str, str] = {}
@@ -502,17 +545,26 @@ def mapping(row: Row, name: str) -> Row:
   value = row.get(name)
   if value is None or value == "":
     return {}
-  if isinstance(value, str):
-    return parsed(value, dict)
+  value = nested(value)
   if not isinstance(value, Mapping):
     raise MalformedError(f"{name} that is a {type(value).__name__}")
   return value
 
 
+def nested(value: Any) -> Any:
+  """Returns a value, parsed if it is the JSON text of an object or a list."""
+  if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+    return value
+  try:
+    return json_files.parse(value)
+  except (ValueError, RecursionError):
+    return value
+
+
 def parsed(text: Any, kind: type) -> Any:
   """Parses JSON text; raises MalformedError if the value is not a `kind`."""
   try:
-    value = json.loads(text)
+    value = json_files.parse(text)
   except (ValueError, TypeError, RecursionError):
     value = None
   if not isinstance(value, kind):
@@ -521,9 +573,9 @@ def parsed(text: Any, kind: type) -> Any:
 
 
 def listed(row: Row, name: str) -> list[Any]:
-  """Returns a column of lists as a list; [] if it is missing."""
-  value = row.get(name)
-  if value is None:
+  """Returns a column of lists, also as JSON text; [] if it is missing."""
+  value = nested(row.get(name))
+  if value is None or value == "":
     return []
   if not isinstance(value, list | tuple):
     raise MalformedError(f"{name} that is a {type(value).__name__}")
@@ -532,6 +584,12 @@ def listed(row: Row, name: str) -> list[Any]:
 
 def dicts(row: Row, name: str) -> list[Row]:
   """Returns a column of lists of objects; [] if it is missing."""
+  columns = nested(row.get(name))
+  if isinstance(columns, Mapping):  # As the hub's library stores sequences.
+    lists = [listed(columns, column) for column in columns]
+    if len(set(map(len, lists))) > 1:
+      raise MalformedError(f"{name} that holds lists of different lengths")
+    return [dict(zip(columns, cells)) for cells in zip(*lists)]
   value = listed(row, name)
   if not all(isinstance(item, Mapping) for item in value):
     raise MalformedError(f"{name} that holds something else than objects")

@@ -23,7 +23,7 @@ from absl import logging
 from anysearch_jax import types
 from anysearch_jax.data import dataset_iterator, files, formats, preparing
 from anysearch_jax.environment import official_scoring
-from anysearch_jax.host import json_files, plugins
+from anysearch_jax.host import json_files, listing, plugins
 
 MANIFEST = "manifest.json"
 MIX = "train"
@@ -170,7 +170,8 @@ class Prepared(_Source):
     if name not in self.names:
       raise formats.DataError(
         f"{self._folder} has no {name!r}, expected one of "
-        f"{', '.join(self.names)}; or prepare it too (launch.prepare_data)."
+        f"{listing.first_names(self.names)}; or prepare it too "
+        "(launch.prepare_data)."
       )
     path = self._folder / f"{name}.parquet"
     expected = self.manifest["files"][path.name]
@@ -209,9 +210,10 @@ class Prepared(_Source):
     for dataset in datasets or self.evaluated(split):
       name = self._evaluation_name(dataset, split)
       if name is None:
+        others = listing.first_names(self.evaluated(split)) or "none"
         raise formats.DataError(
           f"{self._folder} has no {split or 'evaluation'} split of {dataset}; "
-          f"expected some of {', '.join(self.evaluated(split)) or 'none'}."
+          f"expected some of {others}."
         )
       rows = self.rows(name)
       ranks = [preparing.shuffled(id_) for id_ in rows.column("id")]
@@ -320,10 +322,19 @@ class OwnQuestions(_Source):
     """
     if datasets:
       raise plugins.PluginError(
-        f"{self._where}: found the datasets {', '.join(datasets)}, expected "
-        "none, because a function is one dataset."
+        f"{self._where}: found the datasets "
+        f"{listing.first_names(datasets)}, expected none, because a "
+        "function is one dataset."
       )
     return list(self.rows(split or "test")[: per_dataset or None])
+
+
+def _names_dataset(row: formats.Row) -> bool:
+  format_ = formats.recognize(row)
+  try:
+    return bool(format_ and formats.read(row, format_).dataset)
+  except formats.MalformedError:
+    return False  # Its error is that of `preparing.prepare`.
 
 
 class QuestionFile(OwnQuestions):
@@ -341,7 +352,7 @@ class QuestionFile(OwnQuestions):
     self._where = path
     file = pathlib.Path(path)
     rows = (row for _, row in files.rows(file) if isinstance(row, dict))
-    has_datasets = any(row.get("dataset") for row in rows)
+    has_datasets = any(map(_names_dataset, rows))
     dataset = ""  # Each row names its own.
     if not has_datasets:
       stem = file.name.partition(".")[0].lower()

@@ -20,7 +20,7 @@ import numpy as np
 
 from anysearch_jax.data import evidence, files, formats
 from anysearch_jax.environment import scoring
-from anysearch_jax.host import disk
+from anysearch_jax.host import disk, listing
 
 T = TypeVar("T")
 SPLITS = ("train", "dev", "test")
@@ -118,7 +118,9 @@ def dataset_name(name: str) -> str:
   Raises:
     formats.DataError: the name has characters that are not allowed.
   """
-  name = _DATASETS.get(name.lower(), name.lower())
+  # Recipes of verl write searchR1_nq.
+  plain_name = name.lower().removeprefix("searchr1_")
+  name = _DATASETS.get(plain_name, plain_name)
   if not _NAME.fullmatch(name):
     raise formats.DataError(f"Found dataset {name!r}, expected a plain name.")
   return name
@@ -216,9 +218,13 @@ def mix(parts: Parts, settings: Settings) -> list[Entry]:
       available = [
         n.removesuffix("_train") for n in parts if n.endswith("_train")
       ]
+      reasons = part.dropped if part else {}
+      lost = ", ".join(f"{n:,} {reason}" for reason, n in reasons.items())
+      left_out = f" (left out: {lost})" if lost else ""
       raise formats.DataError(
-        f"The mix asks for {dataset}, which has no training questions here; "
-        f"choose from {', '.join(available) or 'none'}, or leave the mix out."
+        f"The mix asks for {dataset}, which has no training questions here"
+        f"{left_out}; choose from {listing.first_names(available) or 'none'}, "
+        "or leave the mix out: anysearch prepare_data --mix=."
       )
     entries += part.entries
   seed = np.random.SeedSequence((_SEED, len(entries)))
@@ -251,7 +257,8 @@ def _read_input(
       format_ = format_ or formats.recognize(row) or ""
       if not format_:
         raise formats.DataError(
-          f"{source.path}, row {number}: found columns {', '.join(row)}; "
+          f"{source.path}, row {number}: found columns "
+          f"{listing.first_names(row)}; "
           f"expected those of {', '.join(formats.FORMATS)}, or the name of a "
           "format."
         )
@@ -397,7 +404,10 @@ def read_aliases(path: pathlib.Path) -> dict[str, list[str]]:
     "found no Q_id with aliases and demonyms ({error}); expected "
     "2WikiMultihopQA's id_aliases.json."
   )
-  return dict(_map_rows(path, names_of_entity, sentence))
+  aliases: dict[str, list[str]] = {}
+  for id_, names in _map_rows(path, names_of_entity, sentence):
+    aliases[id_] = [*aliases.get(id_, ()), *names]
+  return aliases
 
 
 def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
@@ -412,8 +422,8 @@ def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
     The metadata in the same order.
 
   Raises:
-    formats.DataError: the corpus is not in this layout, lacks a passage, or
-      cannot be read.
+    formats.DataError: the corpus is not in this layout, lacks a passage or has
+      two of one id, or cannot be read.
   """
   values_of_questions: list[dict[str, Any]] = list(map(json.loads, metadata))
   lacking = [
@@ -436,12 +446,17 @@ def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
   for id_, contents in _map_rows(corpus, id_and_contents, sentence):
     if id_ in ids:
       title, _, text = contents.partition("\n")
-      passages[id_] = {"title": title.strip('"'), "text": text}
+      passage = {"title": title.strip('"'), "text": text}
+      if passages.setdefault(id_, passage) != passage:
+        raise formats.DataError(
+          f"{corpus}: found two passages with the id {id_!r}, which questions "
+          "name; give each an id of its own."
+        )
   if missing := sorted(ids - passages.keys()):
     raise formats.DataError(
       f"{corpus}: {len(missing)} of {len(ids)} passages that questions name "
-      f"are not in it ({', '.join(missing[:5])}); name the corpus that their "
-      "gold_doc_ids refer to."
+      f"are not in it ({listing.first_names(missing)}); name the corpus "
+      "that their gold_doc_ids refer to."
     )
   for values in lacking:
     values["supporting"] = [passages[id_] for id_ in values["gold_doc_ids"]]

@@ -83,7 +83,7 @@ _OPTIONAL = (
   "judged",
   "confidence",
 )
-_DERIVED = ("f1", "optimum", "official_em", "official_f1")
+_DERIVED = ("f1", "cover_em", "optimum", "official_em", "official_f1")
 # Columns of caps besides searches, with their keys in an episode's `caps`.
 _CAPS = {
   "token_cap": "tokens",
@@ -116,6 +116,7 @@ class Columns:
       optimum: float, P(right answer) of the best agent for the question and
         budget, see `with_optimum`; nan where unknown.
       em, f1, searches, violation, scaffold, *_tokens: float.
+      cover_em: float, 1 if the answer holds an accepted one, otherwise 0.
       format, input_tokens, cost: float, nan where the file has no value.
       gold_recall, ..., citation_recall: as `data/evidence.measure`, or nan.
       judged, confidence: as `judging.verdict`, or nan.
@@ -354,8 +355,11 @@ def _values(
     raise ValueError(f"{where}: {error} {_ADVICE}") from error
   official = _official_score(dataset, episode["answer"], accepted)
   f1 = float(episode["em"])
+  cover = f1
   if not f1 and episode["answer"] is not None:
-    f1 = _token_f1(episode["answer"], tuple(episode["golden_answers"]))
+    texts = episode["answer"], tuple(episode["golden_answers"])
+    f1 = _token_f1(*texts)
+    cover = float(_contains(*texts))
   hops = metadata.get("hops")
   caps = episode.get("caps", {})
   values = {
@@ -366,6 +370,7 @@ def _values(
     "hops": UNKNOWN_HOPS if hops is None else hops,
     "outcome": OUTCOMES.index(episode["outcome"]),
     "f1": f1,
+    "cover_em": cover,
     "optimum": math.nan,  # See `Columns.with_optimum`.
     "official_em": math.nan if official is None else official[0],
     "official_f1": math.nan if official is None else official[1],
@@ -382,6 +387,7 @@ def _values(
 
 # Memoised because answers repeat across budgets and seeds.
 _token_f1 = functools.lru_cache(maxsize=4096)(scoring.f1)
+_contains = functools.lru_cache(maxsize=4096)(scoring.contains)
 _official_score = functools.lru_cache(maxsize=4096)(official_scoring.score)
 
 

@@ -26,7 +26,7 @@ from anysearch_jax import budgets as budgets_lib
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence
-from anysearch_jax.environment import official_scoring, records, spec
+from anysearch_jax.environment import official_scoring, records, scoring, spec
 from anysearch_jax.evaluation import journal
 from anysearch_jax.host import counting, loop
 from anysearch_jax.rollout import driver, searching
@@ -38,6 +38,8 @@ EPISODES = "episodes.jsonl"
 ENGINE_SEED = 0
 _SUMS = (
   "em",
+  "f1",
+  "cover_em",
   "searches",
   "generated_tokens",
   "retrieved_tokens",
@@ -234,7 +236,9 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
 
   `n` is the number of episodes that did not fail, `failed` that of failed ones;
   the sums are over the `n`, also of the official scores if the dataset has
-  them. `caps` is the budget as text, if it is one of more than searches.
+  them. `f1` and `cover_em` are right where `em` is, and also give credit to
+  sentences: for common words, and for holding an accepted answer.
+  `caps` is the budget as text, if it is one of more than searches.
   """
   table: dict[tuple[str, int, str], dict[str, Any]] = {}
   for row in episodes:
@@ -245,10 +249,17 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
       sums["failed"] += 1
       continue
     sums["n"] += 1
+    answer = row.get("answer") or ""
+    accepted = row.get("golden_answers", ())
+    scores = {
+      **row,
+      "f1": scoring.f1(answer, accepted),
+      "cover_em": int(scoring.contains(answer, accepted)),
+    }
     for name in (*_SUMS, *official_scoring.NAMES):
       # A failed episode has no official scores, and it may be the first row.
-      if row.get(name) is not None:
-        sums[name] = sums.get(name, 0) + row[name]
+      if scores.get(name) is not None:
+        sums[name] = sums.get(name, 0) + scores[name]
   return [
     {"dataset": dataset, "budget": budget}
     | ({} if caps.isdecimal() else {"caps": caps})

@@ -40,6 +40,7 @@ class Measure(NamedTuple):
 MEASURES = {
   "accuracy": Measure("em", answers="n", rate=True),
   "f1": Measure("f1", answers="n"),
+  "cover_accuracy": Measure("cover_em", answers="n", rate=True),
   "official_accuracy": Measure("official_em", answers="n", rate=True),
   "official_f1": Measure("official_f1", answers="n"),
   "tp": Measure("tool_em", "searches", answers="tool_n"),

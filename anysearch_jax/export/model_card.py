@@ -7,6 +7,7 @@ themselves (`config/settings`).
 from __future__ import annotations
 
 import pathlib
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ def render(policy: Exported) -> str:
     header=_header(policy),
     introduction=_introduction(policy.config),
     settings=list(_settings(policy.config)),
-    fence="`" * (4 if "```" in policy.prompt else 3),
+    fence="`" * (1 + max([2, *map(len, re.findall("`+", policy.prompt))])),
     rows=[_evaluation(row) for row in policy.rows],
   )
 
@@ -113,7 +114,7 @@ def _introduction(config: config_lib.ExperimentConfig) -> str:
     method = f"{'with the reward' if fixed else 'the method'} of {_PAPER}"
   else:
     system = systems.METHODS.get(name)
-    label = name if system is None else system.label
+    label = tables.escaped(name) if system is None else system.label
     method = f"with the reward of {label}, which {_PAPER} is compared with"
   return textwrap.fill(
     "A search agent: it reasons, searches and answers, and each search costs "

@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anysearch_jax.host import disk
+
+
+class RepeatedNameError(ValueError):
+  """Values of one name are there twice, of which a dict would keep the last."""
+
+
+def distinct(names: Sequence[str]) -> None:
+  """Checks that no name occurs twice.
+
+  Raises:
+    RepeatedNameError: one does; the message is the name, "twice".
+  """
+  if len(set(names)) < len(names):
+    ((repeated, _),) = collections.Counter(names).most_common(1)
+    raise RepeatedNameError(f"{repeated!r:.60} twice")
+
+
+def _distinct_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  values = dict(pairs)
+  if len(values) < len(pairs):
+    distinct([name for name, _ in pairs])
+  return values
+
+
+def parse(text: str | bytes, **options: Any) -> Any:
+  """Returns the values of JSON text that somebody else wrote.
+
+  Args:
+    text: the text.
+    options: of `json.loads`.
+
+  Raises:
+    RepeatedNameError: an object has a key twice.
+    ValueError, RecursionError: the text is not JSON.
+  """
+  return json.loads(text, object_pairs_hook=_distinct_pairs, **options)
 
 
 def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
@@ -26,7 +63,11 @@ def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
   if missing is not None and not path.is_file():
     return missing
   try:
-    values = json.loads(path.read_bytes())
+    values = parse(path.read_bytes())
+  except RepeatedNameError as error:
+    raise ValueError(
+      f"{path}: found the key {error}, expected it once; remove one."
+    ) from error
   except (ValueError, RecursionError) as error:
     raise ValueError(
       f"{path}: not a whole JSON file ({error}); copy it again."

@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import copy
 import functools
 import os
 import threading
@@ -21,6 +22,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 T = TypeVar("T")
 Q = TypeVar("Q")
 P = ParamSpec("P")
+E = TypeVar("E", bound=BaseException)
 
 # Seconds that cancelled work has for its clean-up; then it is abandoned.
 _CLEANUP_SECONDS = 30.0
@@ -165,6 +167,42 @@ async def wait(coroutine: Coroutine[Any, Any, T]) -> T:
   if is_loop_thread():
     return await coroutine
   return await asyncio.wrap_future(Work(coroutine))
+
+
+async def shared(future: asyncio.Future[T]) -> T:
+  """Awaits a future of several waiters, none of which disturbs the others.
+
+  Cancelling a waiter does not cancel the future, and an error is raised as an
+  exception of this waiter alone.
+
+  Raises:
+    Exception: the future's error, see `error_for_waiter`.
+  """
+  await asyncio.wait([future])
+  if not future.cancelled():
+    error = future.exception()
+    if error is not None:
+      raise error_for_waiter(error)
+  return future.result()
+
+
+def error_for_waiter(error: E) -> E:
+  """Returns an equal exception for one of several waiters.
+
+  One object that is raised in many waiters collects the traceback of each, and
+  a waiter that changes it changes it for all.
+  """
+  kind = type(error)
+  if kind.__module__ == "builtins":
+    error_copy = copy.copy(error)
+  else:
+    # Its `__init__` may take other arguments than those that it stored.
+    error_copy = kind.__new__(kind, *error.args)
+    error_copy.__dict__.update(error.__dict__)
+  error_copy.__cause__ = error.__cause__
+  error_copy.__context__ = error.__context__
+  error_copy.__suppress_context__ = error.__suppress_context__
+  return error_copy.with_traceback(error.__traceback__)
 
 
 def inside(

@@ -153,52 +153,93 @@ class _StreamJoiner:
     self._tell = tell
     self._rest = b""  # The begun line at the end of the bytes so far.
     self._message: dict[str, Any] = {}
-    self._calls: dict[int, dict[str, Any]] = {}
+    self._calls: list[dict[str, Any]] = []
     self._last: Mapping[str, Any] | None = None  # The choice that ends it.
     self._usage: Any = None
+    self._has_ended = False  # The server said that the stream is whole.
 
   def feed(self, data: bytes) -> None:
     *lines, self._rest = (self._rest + data).split(b"\n")
     for line in lines:
       content = line.strip().removeprefix(b"data:").strip()
       # Other lines are comments, names of events or empty.
-      if line.startswith(b"data:") and content not in (b"", b"[DONE]"):
+      if not line.startswith(b"data:") or not content:
+        continue
+      if content == b"[DONE]":
+        self._has_ended = True
+      else:
         self._add(content)
     self._tell(self._message)
 
   def whole(self) -> bytes:
-    if self._last is None:
+    last = self._last
+    if last is None and self._has_ended and (self._message or self._calls):
+      last = {"finish_reason": "stop"}  # Some servers never name a reason.
+    if last is None:
       raise httpx2.RemoteProtocolError("the stream ended before the message.")
-    calls = [call for _, call in sorted(self._calls.items())]
-    message = {**self._message, **({"tool_calls": calls} if calls else {})}
-    choice = {**self._last, "message": message}
-    return http_calls.body({"choices": [choice], "usage": self._usage})
+    message = dict(self._message)
+    if self._calls:
+      message["tool_calls"] = [
+        {name: value for name, value in call.items() if name != "index"}
+        for call in self._calls
+      ]
+    choice = {**last, "message": message}
+    return json.dumps({"choices": [choice], "usage": self._usage}).encode()
 
   def _add(self, data: bytes) -> None:
     """Adds a chunk; an error in its place breaks the stream off."""
     try:
       chunk = json.loads(data)
       self._usage = chunk.get("usage") or self._usage
-      for choice in chunk["choices"][:1]:
+      for choice in (chunk["choices"] or [])[:1]:
         for name, value in (choice.get("delta") or {}).items():
           if name == "tool_calls":
             for call in value or ():
               self._add_call(call)
-          elif isinstance(value, str):
+            continue
+          if isinstance(value, list):
+            parts = [part["text"] for part in value if "text" in part]
+            value = "".join(parts)
+          if isinstance(value, str):
             text_so_far = self._message.get(name, "") if name != "role" else ""
             self._message[name] = text_so_far + value
         if choice.get("finish_reason"):
           self._last = choice
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
       text = data.decode(errors="replace")
       raise httpx2.RemoteProtocolError(f"in the stream: {text}") from None
 
   def _add_call(self, part: Mapping[str, Any]) -> None:
-    """Adds a part of a call of a tool; servers may leave out its index."""
-    index = part.get("index")
-    position = len(self._calls) if index is None else index
-    call = self._calls.setdefault(position, {"function": {}})
+    """Adds a part of a call of a tool."""
+    function = part.get("function") or {}
+    call = self._call_of(part, names_tool=bool(function.get("name")))
     call |= {k: v for k, v in part.items() if k == "id" and v}
-    for name, text in (part.get("function") or {}).items():
-      if isinstance(text, str):
-        call["function"][name] = call["function"].get(name, "") + text
+    for name, value in function.items():
+      before = call["function"].get(name, "")
+      if isinstance(value, Mapping) and value:
+        call["function"][name] = json.dumps(value)
+      elif isinstance(value, str) and before == "{}":
+        call["function"][name] = value or before
+      elif isinstance(value, str) and (name != "name" or value != before):
+        call["function"][name] = before + value
+
+  def _call_of(
+    self, part: Mapping[str, Any], *, names_tool: bool
+  ) -> dict[str, Any]:
+    """Returns the call that a part belongs to, a new one if it begins one.
+
+    Servers may leave out the index, count it up with each part, or give all
+    calls the same; the id and the tool's name then tell the calls apart.
+    """
+    identity = part.get("id")
+    index = part.get("index")
+    for call in reversed(self._calls):
+      if identity and call.get("id") == identity:
+        return call
+      is_same_index = index is not None and str(call["index"]) == str(index)
+      if is_same_index and not (names_tool and identity and call.get("id")):
+        return call
+    if self._calls and not names_tool:
+      return self._calls[-1]
+    self._calls.append({"index": index, "function": {}})
+    return self._calls[-1]

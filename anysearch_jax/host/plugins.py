@@ -17,7 +17,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 
@@ -89,6 +89,35 @@ def load(
   return Loaded(value, path, sha256)
 
 
+def require_named(
+  name: str, plugins: Collection[str], *, setting: str, argument: str
+) -> None:
+  """Refuses code that a file names and the caller does not.
+
+  Args:
+    name: value of a setting that an opened file holds.
+    plugins: names of the user's values that the caller allows.
+    setting: the file and its setting, for sentences.
+    argument: what allows the name, with a `{!r}` for it, for sentences.
+
+  Raises:
+    PluginError: the name is of a user's value, and not one of `plugins`.
+  """
+  if is_name(name) and name not in plugins:
+    raise PluginError(
+      f"{setting}: found {name!r}, code that would run with your rights; "
+      "expected a name of the project's, or that you name the code yourself: "
+      f"if you trust it, pass {argument.format(name)}."
+    )
+
+
+def import_from(folder: str | os.PathLike[str]) -> None:
+  """Lets code that the user named import modules of a folder, as the last."""
+  path = os.path.abspath(folder)
+  if path not in sys.path:
+    sys.path.append(path)
+
+
 def run_file(path: str | os.PathLike[str]) -> types.ModuleType:
   """Runs a Python file as a module; its errors, and OSError, pass through."""
   path = os.path.abspath(path)
@@ -133,6 +162,7 @@ def as_sentence(
 @functools.cache
 def _module(source: str) -> tuple[types.ModuleType, pathlib.Path, str]:
   """Returns a module with its file and the hash of the text that it ran."""
+  import_from(os.getcwd())
   if source.endswith(".py"):
     path = pathlib.Path(source)
     text = path.read_bytes()
@@ -149,8 +179,7 @@ def _run_source(path: str, text: bytes) -> types.ModuleType:
   seconds, the same modification time.
   """
   name = f"own_{hashlib.sha256(path.encode() + text).hexdigest()[:16]}"
-  if (import_root := str(_import_root(pathlib.Path(path)))) not in sys.path:
-    sys.path.append(import_root)
+  import_from(_import_root(pathlib.Path(path)))
   module = types.ModuleType(name)
   module.__file__ = path
   sys.modules[name] = module  # Dataclasses look their module up there.

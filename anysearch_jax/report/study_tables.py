@@ -37,6 +37,9 @@ _HEADINGS = {
   "cost": ("dollars", 6),
   "regret": ("regret", 3),
 }
+# Headings of what is shown beside EM of models behind an address, which answer
+# in sentences.
+_SENTENCE_HEADINGS = {"f1": "F1", "cover_accuracy": "cover EM"}
 # A line: its keys, and the subject that columns measure.
 _Line = tuple[tuple, Any]
 _Rows = Sequence[metrics.Row]
@@ -147,6 +150,7 @@ def _cells(rows: _Rows) -> Iterator[_Line]:
 def overview(rows: _Rows) -> Table:
   """Returns the table of every row at every budget."""
   knows_optimum = study_lib.know_optimum(rows)
+  remote_rows = list(filter(_is_behind_address, rows))
   measures = ["accuracy", "searches", "tp"]
   if knows_optimum:
     measures.insert(1, "regret")
@@ -158,13 +162,24 @@ def overview(rows: _Rows) -> Table:
         yield (title, row.label), _overview_line(row, rows, measure)
       if measure == "accuracy" and knows_optimum:
         yield (title, "the optimum, computed"), _optimum_line(rows)
+      if measure == "accuracy":
+        for (other, heading), row in itertools.product(
+          _SENTENCE_HEADINGS.items(), remote_rows
+        ):
+          yield (heading, row.label), _overview_line(row, rows, other)
 
   return _table(
     "overview",
     lines(),
     [*_at_budgets(rows), Column("mean", "mean")],
     regret=_TABLES["overview"]["regret"] if knows_optimum else "",
+    sentences=_TABLES["overview"]["sentences"] if remote_rows else "",
   )
+
+
+def _is_behind_address(row: metrics.Row) -> bool:
+  """Returns whether a model behind an address played, see `loading`."""
+  return all(name.startswith("openai ") for name in row.columns.runs)
 
 
 def _overview_line(

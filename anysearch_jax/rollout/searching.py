@@ -167,8 +167,7 @@ class BatchingRetriever:
     query.waiters += 1
     try:
       with query.turn.shared():
-        # Cancelling one waiter must not cancel the others.
-        return await asyncio.shield(query.answer)
+        return await loop.shared(query.answer)
     finally:
       query.waiters -= 1
       if not query.waiters and not query.answer.done():
@@ -254,7 +253,7 @@ class BatchingRetriever:
       if query.waiters:
         query.answer.set_exception(answer)
       return
-    passages = self._truncated(answer)
+    passages = types.distinct_passages(self._truncated(answer))
     self._cache[query.key] = passages
     while len(self._cache) > self._config.cache:
       self._cache.popitem(last=False)

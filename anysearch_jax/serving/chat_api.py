@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
@@ -23,6 +23,9 @@ class Request(fields.Request):
   max_completion_tokens: fields.Tokens | None = None
   max_tokens: fields.Tokens | None = None
   response_format: fields.Form = fields.Form()
+  function_call: Literal["auto", "none"] = "auto"
+  logit_bias: dict[str, fields.Zero] = {}
+  modalities: list[Literal["text"]] = ["text"]
 
   def turns(self) -> list[tuple[str, str]]:
     return fields.role_texts(self.messages)
@@ -51,7 +54,9 @@ class Writer:
     """Yields the chunks of an event."""
     if isinstance(event, events.Answer):
       self._reply = event.reply
-      yield self._chunk(_message(event.reply, self._cites))
+      delta = _message(event.reply, self._cites)
+      del delta["role"]  # Clients join the roles of all chunks.
+      yield self._chunk(delta)
       last = self._chunk({}, finish=_finish(event.reply))
       yield last | {"anysearch": event.reply.record()}
     elif text := _reasoning(event):

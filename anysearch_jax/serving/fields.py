@@ -36,6 +36,8 @@ _HARMLESS = frozenset(
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "prompt_cache_options",
+    "prediction",
     "parallel_tool_calls",
     "verbosity",
     "reasoning",
@@ -45,11 +47,15 @@ _HARMLESS = frozenset(
     "web_search_options",
   )
 )
+# Parts of pydantic's locations that are no field: the tag of a kind of content,
+# and the kinds of a value that has several.
+_PYDANTIC_NAMES = ("type", "int", "str")
 # The words around the expected value in pydantic's messages.
 _PYDANTIC_WORDS = re.compile(
   r"^(Input|List|String) should (be |have )?|^Value error, "
   r"| after validation, not \d+$"
 )
+_ABSENT: tuple[Any, ...] = (None, [], {})
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -214,6 +220,19 @@ class Message(pydantic.BaseModel):
   role: Literal["system", "developer", "user", "assistant"]
   content: Texts
 
+  @pydantic.model_validator(mode="before")
+  @classmethod
+  def _unanswered(cls, message: Any) -> Any:
+    """Takes an answer without content, which clients send back, as a text."""
+    if (
+      isinstance(message, dict)
+      and message.get("role") == "assistant"
+      and message.get("content") is None
+      and not message.get("tool_calls")
+    ):
+      return message | {"content": message.get("refusal") or ""}
+    return message
+
 
 Messages = Annotated[list[Message], pydantic.Field(min_length=1)]
 
@@ -235,12 +254,15 @@ class _StreamOptions(pydantic.BaseModel):
 Off = Annotated[bool, pydantic.AfterValidator(_is_off)]
 Tokens = Annotated[int, pydantic.Field(ge=1, le=2**31)]
 _Count = Annotated[int, pydantic.Field(ge=0, le=2**31)]
-_Zero = Annotated[float, pydantic.Field(ge=0, le=0)]
+_NoCount = Annotated[int, pydantic.Field(ge=0, le=0)]
+Zero = Annotated[float, pydantic.Field(ge=0, le=0)]
 _Stop = Annotated[str, pydantic.Field(min_length=1)]
 
 
 class Request(pydantic.BaseModel):
-  """The fields that both APIs have. A null means that a field is absent.
+  """The fields that both APIs have.
+
+  A null, an empty list and an empty object mean that a field is absent.
 
   They are described in OpenAI's APIs. Only three have a meaning of this
   service: `budget` and `max_tool_calls` cap the spending of an answer, and
@@ -263,9 +285,10 @@ class Request(pydantic.BaseModel):
   deadline: Annotated[float, pydantic.Field(gt=0)] = math.inf
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
   top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
-  presence_penalty: _Zero = 0
-  frequency_penalty: _Zero = 0
+  presence_penalty: Zero = 0
+  frequency_penalty: Zero = 0
   logprobs: Off = False
+  top_logprobs: _NoCount = 0
   stop: Annotated[
     list[_Stop],
     pydantic.Field(max_length=_MAX_STOPS),
@@ -281,7 +304,7 @@ class Request(pydantic.BaseModel):
     return {
       name: value
       for name, value in body.items()
-      if value is not None and name not in _HARMLESS
+      if value not in _ABSENT and name not in _HARMLESS
     }
 
   @pydantic.field_validator("tools")
@@ -332,7 +355,7 @@ def parse_request(
   try:
     request = api.model_validate_json(body)
   except pydantic.ValidationError as error:
-    raise _refusal(error) from error
+    raise refusal(error) from error
   question = conversation(request.turns(), cites=served.cites)
   if not question.strip():
     raise RequestError(
@@ -345,7 +368,8 @@ def parse_request(
       f"{_MAX_CHARACTERS}.",
       code="context_length_exceeded",
     )
-  model, searches = _model(request, served)
+  model = served.model if request.model is None else request.model
+  searches = budget_of_model(model, served)
   caps = _caps(request, served)
   sampling = served.sampling
   if request.temperature is not None:
@@ -369,10 +393,14 @@ def parse_request(
   )
 
 
-def _refusal(error: pydantic.ValidationError) -> RequestError:
-  """Returns the first error of a body as a sentence."""
-  first_error, *_ = error.errors(include_url=False, include_context=False)
-  path = [name for name in first_error["loc"] if name != "type"]
+def refusal(error: pydantic.ValidationError) -> RequestError:
+  """Returns the first error of a body, or of a tool's arguments, as a sentence.
+
+  Args:
+    error: has one error for each kind of value that a field may have.
+  """
+  first_error, *others = error.errors(include_url=False, include_context=False)
+  path = [name for name in first_error["loc"] if name not in _PYDANTIC_NAMES]
   # For an item of a list, the list is named: the path ends before the index.
   indices = [i for i, name in enumerate(path) if isinstance(name, int)]
   param = ".".join(map(str, path[: indices[0] if indices else None]))
@@ -394,26 +422,30 @@ def _refusal(error: pydantic.ValidationError) -> RequestError:
       "nothing between requests",
       code="unsupported_parameter",
     )
-  return refuse(
-    param, first_error["input"], _PYDANTIC_WORDS.sub("", first_error["msg"])
-  )
+  messages = [first_error["msg"]]
+  for other in others:
+    if other["loc"][:-1] == first_error["loc"][:-1] != ():
+      messages.append(other["msg"])
+  expected = [_PYDANTIC_WORDS.sub("", message) for message in messages]
+  return refuse(param, first_error["input"], " or ".join(expected))
 
 
-def _model(request: Request, served: Served) -> tuple[str, int | None]:
-  """Returns the model's name and its budget, 3 for `name@3`, or None."""
-  model = request.model
-  if model is None:
-    return served.model, None
+def budget_of_model(model: str, served: Served) -> int | None:
+  """Returns the budget in a model's name, 3 for `name@3`, or None.
+
+  Raises:
+    RequestError: the service has no such model.
+  """
   names = (served.model, "anysearch")
   if model in names:
-    return model, None
+    return None
   name, separator, budget = model.rpartition("@")
   if not separator or name not in names:
     expected = f"{served.model!r} (or '{served.model}@3' for a budget of 3)"
     raise refuse("model", model, expected, status=404, code="model_not_found")
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
     raise refuse("model", model, "a number of searches after @")
-  return model, int(budget)
+  return int(budget)
 
 
 def budget_of(text: str, prices: budgets.Prices) -> budgets.Budget:

@@ -131,6 +131,10 @@ class Guard:
   Args:
     keys: the known keys.
     path: SQLite file of their usage; it is made if it is missing.
+    file: the file of the keys, which is read again when it has changed; None:
+      the keys never change. If the file is gone or lists no key, every request
+      is refused. If it is damaged, as in the middle of an edit, the last good
+      keys hold and the log says so.
     now: returns the time in a time zone.
 
   Raises:
@@ -142,9 +146,12 @@ class Guard:
     keys: tuple[Key, ...],
     path: pathlib.Path,
     *,
+    file: pathlib.Path | None = None,
     now: Callable[..., datetime.datetime] = datetime.datetime.now,
   ):
     self.keys = keys
+    self._file = file
+    self._version: tuple[int, ...] | None = None
     self._now = now
     self._running: Counter[str] = Counter()  # Requests, by the key's name.
     try:
@@ -173,6 +180,7 @@ class Guard:
     Raises:
       fields.RequestError: 401, there is no such key.
     """
+    self._read_again()
     scheme, _, secret = (header or "").partition(" ")
     digest = _hash(secret.strip())
     matches = [hmac.compare_digest(key.sha256, digest) for key in self.keys]
@@ -184,6 +192,24 @@ class Guard:
         code="invalid_api_key",
       )
     return self.keys[matches.index(True)]
+
+  def _read_again(self) -> None:
+    """Reads the file of keys if it is another one than at the last look."""
+    if self._file is None:
+      return
+    # Looked at before it is read: a change in between is read the next time.
+    version = _version(self._file)
+    if version == self._version:
+      return
+    self._version = version
+    try:
+      listed = json_files.read(self._file, missing={})
+      self.keys = read(self._file) if listed else ()
+    except (ValueError, OSError) as error:
+      _log.error("%s The last good keys hold until it is mended.", error)
+      return
+    if not self.keys:
+      _log.error("%s lists no keys: every request is refused.", self._file)
 
   @contextlib.contextmanager
   def admitted(
@@ -294,6 +320,15 @@ class Guard:
         "tokens = tokens + excluded.tokens",
         (key.name, day, searches, tokens),
       )
+
+
+def _version(file: pathlib.Path) -> tuple[int, ...] | None:
+  """Returns values that differ after a change of a file; None if it is gone."""
+  try:
+    status = file.stat()
+  except OSError:
+    return None
+  return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _hash(key: str) -> str:

@@ -31,6 +31,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations, records
+from anysearch_jax.host import loop
 from anysearch_jax.serving import fields
 
 _log = logging.getLogger(__name__)
@@ -97,6 +98,34 @@ class Found(pydantic.BaseModel):
   passages: list[Passage]
 
 
+class _Server(MCPServer[Any]):
+  """A server that refuses arguments in a sentence of ours, not of pydantic."""
+
+  async def call_tool(
+    self,
+    name: str,
+    arguments: dict[str, Any],
+    context: Context | None = None,
+  ) -> Any:
+    """Calls a tool.
+
+    Args:
+      name: the tool's name.
+      arguments: what the client sent.
+      context: the call, if a client makes it.
+
+    Raises:
+      ToolError: an argument is invalid, or the tool failed.
+    """
+    try:
+      return await super().call_tool(name, arguments, context)
+    except ToolError as error:
+      cause = error.__cause__
+      if not isinstance(cause, pydantic.ValidationError):
+        raise
+      raise ToolError(fields.refusal(cause).detail) from cause
+
+
 @dataclasses.dataclass
 class Service:
   """The tools and resources of one agent.
@@ -131,7 +160,7 @@ class Service:
     # trajectories of its own answers.
     self._replies: dict[str, events.Reply] = {}
     self._under_way = 0
-    self.server: MCPServer[Any] = MCPServer(
+    self.server = _Server(
       "anysearch",
       title="AnySearch",
       version=self.version,
@@ -298,7 +327,7 @@ class Service:
 
   async def _loaded(self) -> agent_lib.Agent:
     # Cancelling a call must not cancel the loading.
-    return await asyncio.shield(asyncio.wrap_future(self.agent))
+    return await loop.shared(asyncio.wrap_future(self.agent))
 
   @contextlib.contextmanager
   def _call(self, **texts: str) -> Iterator[None]:

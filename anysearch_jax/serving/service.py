@@ -4,6 +4,7 @@
     POST /v1/chat/completions   see `chat_api`
     GET  /                      a page to ask from
     GET  /v1/models             the policy's name
+    GET  /v1/models/{model}     the same, by its name
     GET  /examples              questions that can be asked
     GET  /health                200, or 503 while the service drains
     GET  /metrics               for Prometheus
@@ -46,9 +47,7 @@ from anysearch_jax.host import http_server, loop
 from anysearch_jax.serving import chat_api, fields, keys, responses_api
 
 _log = logging.getLogger(__name__)
-STOPPING = fields.RequestError(
-  503, "The service stops; ask another one, or later.", retry_after=1
-)
+_STOPPING = "The service stops; ask another one, or later."
 _MAX_BODY_BYTES = 2**20
 _BODY_SECONDS = 30.0  # Until the whole body must have arrived.
 # Clients ignore comments, but proxies close a connection that is silent.
@@ -316,13 +315,15 @@ class Service:
   async def models(self, request: requests.Request) -> responses_lib.Response:
     """Returns the models that a request may name."""
     self._key(request)
-    model = {
-      "id": self.served.model,
-      "object": "model",
-      "created": 0,
-      "owned_by": "anysearch",
-    }
+    model = _model_values(self.served.model)
     return _json({"object": "list", "data": [model]})
+
+  async def model(self, request: requests.Request) -> responses_lib.Response:
+    """Returns a model by a name that a request may have."""
+    self._key(request)
+    name = request.path_params["model"]
+    fields.budget_of_model(name, self.served)
+    return _json(_model_values(name))
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns example questions; there are none for real corpora."""
@@ -359,7 +360,7 @@ class Service:
   ) -> responses_lib.Response:
     """Reads a request, admits it and asks the agent."""
     if self.draining:
-      raise STOPPING
+      raise fields.RequestError(503, _STOPPING, retry_after=1)
     key = self._key(http_request)
     account.key = key.name if key else ""
     body = await http_server.body(
@@ -455,7 +456,7 @@ class Service:
     except agent_lib.BusyError as error:
       raise fields.RequestError(503, str(error), retry_after=5) from error
     except agent_lib.ClosedError as error:
-      raise STOPPING from error
+      raise fields.RequestError(503, _STOPPING, retry_after=1) from error
     except Exception as error:
       raise _failed(account.id, error) from error
     finally:
@@ -530,6 +531,16 @@ class Service:
     self._metrics.running.set(self._running)
 
 
+def _model_values(name: str) -> dict[str, Any]:
+  """Returns the JSON of a model."""
+  return {
+    "id": name,
+    "object": "model",
+    "created": 0,
+    "owned_by": "anysearch",
+  }
+
+
 def _cut(answer: str, stop: tuple[str, ...]) -> str:
   """Returns an answer up to the first stop text in it."""
   ends = [answer.index(text) for text in stop if text in answer]
@@ -543,6 +554,7 @@ def create_app(service: Service) -> applications.Starlette:
     routing.Route("/v1/responses", responses, methods=["POST"]),
     routing.Route("/v1/chat/completions", chat, methods=["POST"]),
     routing.Route("/v1/models", service.models),
+    routing.Route("/v1/models/{model:path}", service.model),
     routing.Route("/examples", service.examples),
     routing.Route("/health", service.health),
     routing.Route("/metrics", service.metrics),
@@ -551,7 +563,7 @@ def create_app(service: Service) -> applications.Starlette:
       for path, (name, kind) in _FILES.items()
     ),
   ]
-  paths = ", ".join(route.path for route in routes)
+  paths = ", ".join(route.path_format for route in routes)
 
   async def error_response(
     request: requests.Request, error: Exception

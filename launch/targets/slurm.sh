@@ -8,7 +8,7 @@
 #SBATCH --nodes={{ flags.nodes }}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={{ folder | quote }}/slurm-%j.log
+#SBATCH --output={{ folder | sbatch }}/slurm-%j.log
 #SBATCH --signal=B:TERM@600
 # Whole nodes: without these a task may get one core and little memory.
 #SBATCH --exclusive

@@ -27,17 +27,24 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from anysearch_jax.host import disk, json_files
-from anysearch_jax.retrieval import passages
-from anysearch_jax.retrieval.documents import finding, reading, splitting
+from anysearch_jax.retrieval import analysis, passages
+from anysearch_jax.retrieval.documents import (
+  finding,
+  ocr,
+  reading,
+  splitting,
+)
 from anysearch_jax.retrieval.index import building, opening, search
 
 _NEXT = "next"
 _FILES = "files.json"
 _ROWS = f"corpus/{passages.LINES}"
 # Raised whenever a reader yields other parts of a file, or `_File` changes.
-_VERSION = 5
+_VERSION = 6
 # Tokens of an encoder's input that are left for the title and the headings.
 _TITLE_TOKENS = 48
+# Passages by which the language of an index is detected.
+_SAMPLE = 500
 # The fewest tokens that a passage may be limited to.
 _LEAST_TOKENS = 16
 
@@ -51,12 +58,15 @@ class Settings:
       without an encoder, as four bytes each. At 200, the three passages that a
       search shows leave room for ten searches in a context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
-    language: see `building.Settings`; unused if there is an encoder.
+    language: see `building.Settings`; unused if there is an encoder. "" stands
+      for the language of most passages.
+    ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
   """
 
   tokens: int = 200
   overlap: int = 30
-  language: str = "english"
+  language: str = ""
+  ocr: str = ""
 
   def __post_init__(self):
     if not (
@@ -80,6 +90,7 @@ class Summary(NamedTuple):
     unchanged: number of files that did not.
     removed: number of files that are gone.
     skipped: path and reason of files and folders that cannot be read.
+    partly_read: path of files in the index, and what was lost of them.
     ignored: number of files that are not read, see `finding.FoundFiles`.
   """
 
@@ -90,6 +101,7 @@ class Summary(NamedTuple):
   unchanged: int
   removed: int
   skipped: tuple[tuple[str, str], ...]
+  partly_read: tuple[tuple[str, str], ...]
   ignored: Mapping[str, int]
 
 
@@ -132,15 +144,17 @@ def update(
       f"{folder}: found the index of a corpus, expected one of documents; name "
       "another folder."
     )
+  recognizer = ocr.Command(settings.ocr) if settings.ocr else None
   folder.mkdir(parents=True, exist_ok=True)
   with disk.translate_errors(folder), building.locked(folder):
+    pictures = reading.PICTURES if recognizer else ()
     documents = finding.find_files(
-      paths, reading.READERS, excluded_folder=str(folder)
+      paths, (*reading.READERS, *pictures), excluded_folder=str(folder)
     )
     recipe, splitter = _recipe(settings, encoder)
     newest = building.newest_build(folder)
     files_before = {} if afresh else _read_files(newest, recipe)
-    if files_before.keys() == {*documents.files}:
+    if files_before and files_before.keys() == {*documents.files}:
       if all(file.stamp == _stamp(file.path) for file in files_before.values()):
         return _summary(documents, files_before, files_before)
     next_build = folder / _NEXT
@@ -154,6 +168,7 @@ def update(
           file_before=files_before.get(file),
           build=newest,
           splitter=splitter,
+          recognizer=recognizer,
           out=lines,
         )
         on_file(done, len(documents.files))
@@ -162,8 +177,8 @@ def update(
       raise ValueError(
         f"documents: found no text in {[*map(str, paths)]} (unreadable: "
         f"{list(summary.skipped[:3])}; of other kinds: "
-        f"{dict(documents.ignored)}), expected files that end in "
-        f"{', '.join(reading.READERS)}."
+        f"{dict(documents.ignored)}), expected files with text, such as .pdf, "
+        ".docx, .xlsx, .html, .md or .txt."
       )
     kind = "bm25"
     if encoder is not None:
@@ -173,7 +188,9 @@ def update(
     building.build(
       next_build / _ROWS,
       next_build,
-      building.Settings(kind, language=settings.language),
+      building.Settings(
+        kind, language=settings.language or _language(next_build / _ROWS)
+      ),
       encoder=encoder,
       on_rows=on_rows,
     )
@@ -197,7 +214,7 @@ class _File(NamedTuple):
     stamp: see `_stamp`.
     rows: number of its passages.
     start, end: byte offsets of its lines in the corpus.
-    reason: why it has no rows; "" if it has some.
+    reason: why it has no rows, or what was lost of it; "" if all was read.
   """
 
   path: str
@@ -244,6 +261,7 @@ def _write_rows(
   file_before: _File | None,
   build: pathlib.Path,
   splitter: splitting.Splitter,
+  recognizer: ocr.Command | None,
   out: IO[bytes],
 ) -> _File:
   """Writes the rows of a file; copies those of the build if it is unchanged.
@@ -262,7 +280,12 @@ def _write_rows(
     reason = file_before.reason
   else:
     try:
-      for part in reading.read(file.path):
+      losses = []
+      for part in reading.read(file.path, recognizer):
+        if part.lost:
+          losses.append(part.lost)
+        if not part.text:
+          continue
         for heading, text in splitter(part.text, is_markdown=part.is_markdown):
           count += 1
           row = {
@@ -276,7 +299,9 @@ def _write_rows(
           line = json.dumps(row, ensure_ascii=False) + "\n"
           # The name of a file may have bytes that are not UTF-8.
           out.write(line.encode(errors="backslashreplace"))
-      reason = "" if count else "has no text below its headings"
+      if not count:
+        losses.append("has no text")
+      reason = "; ".join(losses)
     except reading.ReadError as error:
       out.seek(start)
       out.truncate()
@@ -297,7 +322,7 @@ def _recipe(
   settings: Settings, encoder: search.Encoder | None
 ) -> tuple[dict[str, Any], splitting.Splitter]:
   """Returns the JSON values that an index depends on, and the splitter."""
-  recipe: dict[str, Any] = {"version": _VERSION}
+  recipe: dict[str, Any] = {"version": _VERSION, "ocr": settings.ocr}
   tokens = settings.tokens
   tokenizer = None
   if encoder is None:
@@ -311,6 +336,15 @@ def _recipe(
   recipe |= {"tokens": tokens, "overlap": overlap}
   splitter = splitting.Splitter(tokens, overlap, tokenizer)
   return building.without_paths(recipe), splitter
+
+
+def _language(rows: pathlib.Path) -> str:
+  """Returns the language of most passages, by a sample of them."""
+  with rows.open("rb") as lines:
+    count = sum(1 for _ in lines)
+    lines.seek(0)
+    sample = itertools.islice(lines, 0, None, count // _SAMPLE + 1)
+    return analysis.detect_language(json.loads(x)["text"] for x in sample)
 
 
 class _CachedEncoder:
@@ -364,7 +398,12 @@ def _summary(
     removed=len(stamps_before) - common,
     skipped=(
       *documents.refused,
-      *((file.path, file.reason) for file in files.values() if file.reason),
+      *((file.path, file.reason) for file in files.values() if not file.rows),
+    ),
+    partly_read=tuple(
+      (file.path, file.reason)
+      for file in files.values()
+      if file.rows and file.reason
     ),
     ignored=documents.ignored,
   )

@@ -21,6 +21,9 @@ _BYTES_PER_TOKEN = 4
 # The splitter's time grows with the square of a word's length, and base64 data
 # is one word, so words get a line break after each thousand characters.
 _LONG_WORD = re.compile(r"\S{1000}")
+# It grows with the square of a text's length too, so a text is split in blocks
+# of this many characters, which end where a paragraph, a line or a word does.
+_BLOCK = 1 << 16
 # A code fence, within which `#` begins no heading; `# heading`; an underlined
 # heading.
 _MARKS = re.compile(
@@ -28,6 +31,7 @@ _MARKS = re.compile(
   r"|([^\s#>|+*=-][^\n]*)\n {0,3}(={3,}|-{3,})[ \t]*$)",
   re.M,
 )
+_WORD = re.compile(r"\w")
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?\n)---[ \t]*\n", re.S)
 _FRONT_TITLE = re.compile(r"^title:([^\n]*)$", re.M)
 
@@ -55,7 +59,8 @@ class Splitter:
   ) -> Iterator[tuple[str, str]]:
     """Yields the passages of a text, each after the headings above it.
 
-    Passages of headings alone, or without any word, are left out.
+    Passages without any word are left out, and those of headings alone that
+    the next passage is below.
 
     Args:
       text: any text.
@@ -81,10 +86,42 @@ class Splitter:
       splitter = kind(
         int(self._tokens * characters), int(self._overlap * characters)
       )
-    for offset, passage in splitter.chunk_indices(text):
-      body = _MARKS.sub("", passage) if is_markdown else passage
-      if re.search(r"\w", body):
-        yield heading_paths[bisect.bisect_right(offsets, offset)], passage
+    # Passages of headings alone, each with the paths of its headings.
+    waiting: list[tuple[list[str], str]] = []
+    for start, block in _blocks(text):
+      for offset, passage in splitter.chunk_indices(block):
+        if not _WORD.search(passage):
+          continue
+        begin = start + offset
+        place = bisect.bisect_right(offsets, begin)
+        path = heading_paths[place]
+        if is_markdown and not _WORD.search(_MARKS.sub("", passage)):
+          end = bisect.bisect_left(offsets, begin + len(passage))
+          waiting.append((heading_paths[place : end + 1], passage))
+          continue
+        for paths, headings in waiting:
+          if not all(f"{path} > ".startswith(f"{x} > ") for x in paths):
+            yield paths[-1], headings
+        waiting = []
+        yield path, passage
+    for paths, headings in waiting:
+      yield paths[-1], headings
+
+
+def _blocks(text: str) -> Iterator[tuple[int, str]]:
+  """Yields the blocks of a text with their offsets."""
+  start = 0
+  while len(text) - start > _BLOCK:
+    limit = start + _BLOCK
+    end = limit
+    for mark in ("\n\n", "\n", " "):
+      place = text.rfind(mark, start + _BLOCK // 2, limit)
+      if place > 0:
+        end = place + len(mark)
+        break
+    yield start, text[start:end]
+    start = end
+  yield start, text[start:]
 
 
 def title(text: str) -> str:

@@ -158,7 +158,7 @@ class SearchIndex:
     if not queries:
       return []
     return [
-      tuple(
+      types.distinct_passages(
         dataclasses.replace(self.corpus[row], score=score)
         for row, score in zip(*(x.tolist() for x in hits), strict=True)
       )

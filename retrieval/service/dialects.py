@@ -23,6 +23,7 @@ import orjson
 import pydantic
 
 from anysearch_jax import types
+from anysearch_jax.host import json_files
 
 Answers = Sequence[Sequence[types.Passage]]
 # Keys under which clients of other search services ask for a part of a corpus.
@@ -183,7 +184,7 @@ def load(body: bytes) -> Mapping[str, Any]:
   """
   try:
     # orjson rejects lone surrogates, which models write.
-    value = json.loads(body)
+    value = json_files.parse(body)
   except (ValueError, RecursionError) as error:
     raise RequestError(
       f"Found no JSON ({_clean(str(error)):.200}), expected an object."

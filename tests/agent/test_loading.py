@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 
 import pytest
 import retrieval_cases as cases
@@ -12,6 +13,7 @@ import scripted
 import served
 import small_run
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import loading
@@ -123,3 +125,99 @@ def test_address_of_a_server_is_searched(index):
 def test_what_cannot_be_searched_is_refused(policy, wrong, said):
   with pytest.raises(ValueError, match=said):
     agent_lib.Agent.load(policy, retriever=wrong)
+
+
+CODE = """import pathlib
+import anysearch_jax as aj
+
+pathlib.Path({marker!r}).touch()
+ENVIRONMENT = aj.Environment(
+  scaffold="budget {{B}} question {{Question}}",
+  plain="question {{Question}}",
+  over_budget="no budget ; answer now\\n",
+  no_action="search or answer\\n",
+  format=None,
+)
+METHOD = aj.Method("theirs", "Theirs", environments={{"e": ENVIRONMENT}})
+"""
+
+
+@pytest.fixture
+def strangers_run(policy, tmp_path, monkeypatch):
+  """A run whose configuration names code, and the file that the code writes."""
+  marker = tmp_path / "marker"
+  run = tmp_path / "run"
+  run.mkdir()
+  shutil.copytree(policy, run / "policy")
+  (run / "their_code.py").write_text(CODE.format(marker=str(marker)))
+  monkeypatch.chdir(run)
+  monkeypatch.syspath_prepend(str(run))
+  return run, marker
+
+
+NAMES = ["their_code.py:METHOD", "{run}/their_code.py:METHOD"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "their_code:METHOD"])
+def test_code_that_a_stored_configuration_names_is_not_run(strangers_run, name):
+  run, marker = strangers_run
+  name = name.format(run=run)
+  prompts = f"{name}#e"
+  config = config_lib.changed(CONFIG, episode={"prompts": prompts})
+  values = config_settings.to_dict(config)
+  (run / "config.json").write_text(json.dumps(values))
+  folder = run / "policy"
+  retriever = scripted.Retriever()
+  for plugins in ((), (prompts,), ("their_code.py:OTHER",)):
+    with pytest.raises(ValueError) as refusal:
+      agent_lib.Agent.load(folder, retriever=retriever, plugins=plugins)
+    assert f"plugins=[{name!r}] of Agent.load" in str(refusal.value)
+    assert not marker.exists()
+  with agent_lib.Agent.load(
+    folder, retriever=retriever, plugins=[name]
+  ) as agent:
+    assert agent.slots == CONFIG.engine.slots
+  assert marker.exists()
+
+
+def test_settings_that_an_agent_does_not_use_run_nothing(strangers_run):
+  """A reward of one's own needs no name when its policy is asked."""
+  run, marker = strangers_run
+  name = "their_code.py:METHOD"
+  config = config_lib.changed(
+    CONFIG,
+    reward={"function": name},
+    method={"name": name, "judge": name},
+    retrieval={"kind": name},
+    search={"tools": (f"count={name}",)},
+    data={"source": name},
+  )
+  values = config_settings.to_dict(config)
+  (run / "config.json").write_text(json.dumps(values))
+  folder = run / "policy"
+  with agent_lib.Agent.load(folder, retriever=scripted.Retriever()) as agent:
+    assert agent.ask("anything ?", budget=0)
+  assert not marker.exists()
+
+
+def test_servers_that_a_stored_configuration_names_are_not_asked(
+  strangers_run, monkeypatch
+):
+  """They would be sent the key of the variable that it names as well."""
+  run, _ = strangers_run
+  monkeypatch.setenv("MY_SECRET", "sk-0123456789abcdef")
+  with socket.create_server(("127.0.0.1", 0)) as server:
+    url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    config = config_lib.changed(
+      CONFIG,
+      engine={"kind": "sglang"},
+      sglang={"urls": (url,), "api_key_variable": "MY_SECRET"},
+    )
+    values = config_settings.to_dict(config)
+    (run / "config.json").write_text(json.dumps(values))
+    folder = run / "policy"
+    with agent_lib.Agent.load(folder, retriever=scripted.Retriever()) as agent:
+      assert agent.ask("anything ?", budget=0)
+    server.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+      server.accept()

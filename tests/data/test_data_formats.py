@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import question_rows
 
@@ -149,3 +151,98 @@ def test_hops_may_be_floats_from_pandas(found, hops):
 
 def test_unknown_columns_have_no_format():
   assert formats.recognize({"text": "a", "label": 1}) is None
+
+
+CONTEXT = [["Emma", ["Emma is a novel.", "By Austen."]], ["Bath", ["A city."]]]
+FACTS = [["Emma", 0]]
+SUPPORTING = [{"title": "Emma", "text": "Emma is a novel. By Austen."}]
+
+
+def as_hub_copy(row):
+  """Returns a row as the hub has it, with nested values as JSON text."""
+  return {
+    name: value if isinstance(value, str) else json.dumps(value)
+    for name, value in row.items()
+  }
+
+
+def test_nested_columns_may_be_json_text():
+  row = {
+    "_id": "a",
+    "type": "compositional",
+    "question": "Who wrote Emma?",
+    "context": CONTEXT,
+    "supporting_facts": FACTS,
+    "evidences": [["Emma", "author", "Austen"]],
+    "answer": "Austen",
+  }
+  found = formats.read(row, "hotpotqa")
+  assert found.metadata["supporting"] == SUPPORTING
+  assert formats.read(as_hub_copy(row), "hotpotqa") == found
+
+
+def test_columns_of_lists_may_be_a_list_of_objects():
+  paragraphs = [
+    {"title": "Emma", "paragraph_text": "A novel.", "is_supporting": True},
+    {"title": "Bath", "paragraph_text": "A city.", "is_supporting": False},
+  ]
+  steps = [{"question": "Who wrote Emma?", "answer": "Austen"}]
+  row = {
+    "question": "Who?",
+    "answer": "Austen",
+    "answer_aliases": ["Jane Austen"],
+    "paragraphs": paragraphs,
+    "question_decomposition": steps,
+  }
+  found = formats.read(row, "musique")
+  assert found.answers == ("Austen", "Jane Austen")
+  assert found.metadata["supporting"][0]["text"] == "A novel."
+  lists = {
+    name: {key: [item[key] for item in row[name]] for key in row[name][0]}
+    for name in ("paragraphs", "question_decomposition")
+  }
+  assert formats.read(row | lists, "musique") == found
+  assert formats.read(as_hub_copy(row), "musique") == found
+  lists["paragraphs"]["title"].pop()
+  with pytest.raises(formats.MalformedError, match="of different lengths"):
+    formats.read(row | lists, "musique")
+
+
+@pytest.mark.parametrize("kind", [dict, json.dumps])
+def test_answer_objects_of_published_sets_are_read(kind):
+  trivia = {
+    "value": "Sinclair Lewis",
+    "aliases": ["Lewis, Sinclair", "Harry Lewis"],
+    "normalized_aliases": ["lewis sinclair", "harry lewis"],
+    "normalized_value": "sinclair lewis",
+    "type": "WikipediaEntity",
+  }
+  row = {"question": "Who?", "question_id": "tc_1", "answer": kind(trivia)}
+  assert formats.recognize(row) == "plain"
+  found = formats.read(row, "plain")
+  assert found.id == "tc_1"
+  assert found.answers[:2] == ("Sinclair Lewis", "Lewis, Sinclair")
+  assert found.metadata["official_answers"] == trivia["normalized_aliases"]
+  squad = {"text": ["Paris", "paris"], "answer_start": [3, 3]}
+  row = {"question": "Where?", "answers": kind(squad)}
+  assert formats.recognize(row) == "answers"
+  assert formats.read(row, "answers").answers == ("Paris", "paris")
+
+
+@pytest.mark.parametrize("value", ["Paris", ["Paris"], "['Paris']"])
+def test_answers_may_stand_where_answer_is_expected(value):
+  row = {"question": "Where?", "answers": value}
+  assert formats.read(row, formats.recognize(row)).answers == ("Paris",)
+
+
+def test_a_damaged_context_is_not_lost_in_silence():
+  row = {
+    "question": "Who?",
+    "answer": "Austen",
+    "supporting_facts": FACTS,
+    "context": str(CONTEXT),
+  }
+  with pytest.raises(formats.MalformedError, match="context that is no JSON"):
+    formats.read(row, "hotpotqa")
+  found = formats.read(row | {"context": "Emma is a novel."}, "hotpotqa")
+  assert found.metadata["supporting"] == [{"title": "Emma"}]

@@ -254,3 +254,26 @@ def test_the_world_is_one_dataset():
     source.evaluation_questions(("nq", "world"))
   with pytest.raises(ValueError, match="Found split 'test'; expected train"):
     source.evaluation_questions(split="test")
+
+
+@pytest.mark.parametrize(
+  "row",
+  [
+    {"question": "Who?", "answer": "Ann", "dataset": "nq"},
+    {
+      "question": "Who?",
+      "golden_answers": ["Ann"],
+      "metadata": {"dataset": "nq"},
+    },
+    {
+      "question": "Who?",
+      "data_source": "searchR1_nq",
+      "reward_model": {"ground_truth": {"target": ["Ann"]}},
+    },
+  ],
+)
+def test_a_question_file_may_name_its_dataset(tmp_path, row):
+  path = tmp_path / "my-test.jsonl"
+  path.write_text(json.dumps(row) + "\n")
+  (question,) = prepared.QuestionFile(str(path)).evaluation_questions()
+  assert question.metadata["dataset"] == "nq"

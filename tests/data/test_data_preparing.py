@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import random
@@ -353,3 +354,120 @@ def test_rows_without_dataset_are_rejected(tmp_path):
   path = write_lines(tmp_path / "a.jsonl", rows_of("b"))
   with pytest.raises(ValueError, match="a.jsonl.*dataset"):
     prepare((path,))
+
+
+DPR = (
+  "who got the first nobel prize in physics\t['Wilhelm Conrad R\u00f6ntgen']\n"
+  'who said ha\t"[\'Nelson\', ""Muntz\'s""]"\n'
+)
+
+
+def test_dprs_questions_need_no_header(tmp_path):
+  path = tmp_path / "nq-test.qa.csv"
+  path.write_text(DPR)
+  first, second = prepare((path, "nq", "test"))["nq_test"].entries
+  assert first.question == "who got the first nobel prize in physics?"
+  assert first.golden_answers == ("Wilhelm Conrad R\u00f6ntgen",)
+  assert second.golden_answers == ("Nelson", "Muntz's")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz", "a.tsv.gz"])
+def test_a_cell_may_hold_a_long_text(tmp_path, name):
+  delimiter = "\t" if ".tsv" in name else ","
+  text = "x" * 200_000
+  csv.field_size_limit(131_072)  # Python's.
+  lines = [("question", "answer", "notes"), ("who?", "Ann", text)]
+  content = "\n".join(map(delimiter.join, lines))
+  opener = gzip.open if name.endswith(".gz") else open
+  with opener(tmp_path / name, "wt") as file:
+    file.write(content)
+  (entry,) = prepare((tmp_path / name, "nq", "dev"))["nq_dev"].entries
+  assert json.loads(entry.metadata)["notes"] == text
+
+
+@pytest.mark.parametrize(
+  ("name", "content"),
+  [
+    ("a.csv", "question,answer,answer\nwho?,a,b\n"),
+    ("a.tsv", "question\tanswer\tanswer\nwho?\ta\tb\n"),
+    ("a.json", '[{"question": "who?", "answer": "a", "answer": "b"}]'),
+  ],
+)
+def test_two_columns_of_one_name_are_refused(tmp_path, name, content):
+  (tmp_path / name).write_text(content)
+  with pytest.raises(formats.DataError, match="found 'answer' twice.*rename"):
+    prepare((tmp_path / name, "nq", "dev"))
+
+
+def test_columns_without_a_name_may_be_several(tmp_path):
+  (tmp_path / "a.csv").write_text("question,answer,,\nwho?,a,,\n")
+  part = prepare((tmp_path / "a.csv", "nq", "dev"))["nq_dev"]
+  assert len(part.entries) == 1
+
+
+def test_two_parquet_columns_of_one_name_are_refused(tmp_path):
+  names = pa.array(["a"])
+  pair = pa.StructArray.from_arrays([names, names], names=["x", "x"])
+  tables = {
+    "flat": pa.table([names, names], names=["answer", "answer"]),
+    "inner": pa.table([pair], names=["answer"]),
+  }
+  for name, table in tables.items():
+    path = tmp_path / f"{name}.parquet"
+    pq.write_table(table, path)
+    with pytest.raises(formats.DataError, match="found 'answer.*' twice"):
+      list(files.rows(path))
+
+
+def test_a_key_that_a_line_has_twice_is_refused_or_counted(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_text(
+    '{"question": "who?", "answer": "a", "answer": "b"}\n'
+    '{"question": "when?", "answer": "c"}\n'
+  )
+  with pytest.raises(formats.DataError, match="row 1: the key 'answer' twice"):
+    prepare((path, "nq", "dev"))
+  part = prepare((path, "nq", "dev"), skip_malformed=True)["nq_dev"]
+  assert part.dropped == {"malformed: the key 'answer' twice": 1}
+  assert [entry.golden_answers for entry in part.entries] == [("c",)]
+
+
+def test_a_message_about_many_columns_is_short(tmp_path):
+  path = tmp_path / "a.csv"
+  path.write_text(",".join(f"column{i}" for i in range(20_000)) + "\n" * 2)
+  with path.open("a") as file:
+    file.write(",".join("x" * 20_000) + "\n")
+  with pytest.raises(formats.DataError, match="and 19,992 more") as refusal:
+    prepare((path, "nq", "dev"))
+  assert len(str(refusal.value)) < 500
+
+
+def test_verls_data_source_names_the_dataset(tmp_path):
+  row = {
+    "data_source": "searchR1_nq",
+    "prompt": [{"role": "user", "content": "Answer. Question: who wrote emma"}],
+    "reward_model": {"ground_truth": {"target": ["Jane Austen"]}},
+    "extra_info": {"index": 3, "split": "test"},
+  }
+  pq.write_table(pa.Table.from_pylist([row]), tmp_path / "test.parquet")
+  (entry,) = prepare((tmp_path / "test.parquet",))["nq_test"].entries
+  assert (entry.dataset, entry.golden_answers) == ("nq", ("Jane Austen",))
+
+
+def test_a_mix_without_questions_says_why_they_are_left_out(tmp_path):
+  rows = rows_of("who?", "when?")
+  train = write_lines(tmp_path / "train.jsonl", rows)
+  test = write_lines(tmp_path / "test.jsonl", rows)
+  parts = prepare((train, "nq", "train"), (test, "nq", "test"))
+  message = "no training questions.*left out: 2 in an evaluation split.*--mix="
+  with pytest.raises(formats.DataError, match=message):
+    preparing.mix(parts, preparing.Settings(mix=("nq",)))
+
+
+def test_aliases_of_an_entity_that_is_there_twice_are_united(tmp_path):
+  rows = [
+    {"Q_id": "Q1", "aliases": ["a"], "demonyms": []},
+    {"Q_id": "Q1", "aliases": ["b"], "demonyms": ["c"]},
+  ]
+  path = write_lines(tmp_path / "id_aliases.json", rows)
+  assert preparing.read_aliases(path) == {"Q1": ["a", "b", "c"]}

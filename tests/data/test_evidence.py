@@ -66,7 +66,7 @@ def test_check_covers_every_question_and_lists_the_first_failures():
   bad = [dataclasses.replace(bad, id=f"nq/{i}") for i in range(7)]
   with pytest.raises(
     ValueError,
-    match=r"7 of 9 .*\(nq/0, nq/1, nq/2, nq/3, nq/4, \.\.\.\); .*--evidence",
+    match=r"7 of 9 .*\(nq/0, nq/1, .*nq/4, and 2 more\); .*--evidence",
   ):
     evidence.check([good, *bad, good])
 
@@ -144,6 +144,12 @@ def test_named_passages_are_found_in_a_corpus(tmp_path):
     preparing.add_supporting([json.dumps(known)], corpus)
   with pytest.raises(ValueError, match="row 1: found no passage"):
     preparing.add_supporting([], _lines(corpus, [{"id": "1"}]))
+  one, other = ({"id": "7", "contents": f'"T"\n{x}'} for x in "ab")
+  asked = [json.dumps({"gold_doc_ids": ["7"]})]
+  with pytest.raises(formats.DataError, match="two passages with the id '7'"):
+    preparing.add_supporting(asked, _lines(corpus, [one, other]))
+  (found,) = preparing.add_supporting(asked, _lines(corpus, [one, one]))
+  assert json.loads(found)["supporting"][0]["text"] == "a"
 
 
 def test_world_evidence_equals_its_passages():

@@ -327,3 +327,21 @@ def test_a_folder_belongs_to_one_evaluation(tmp_path):
     journal.claim_folder(
       tmp_path, {"config.json": {"a": {"b": (1, 3)}, "c": 1}}
     )
+
+
+def test_answers_in_sentences_are_credited_beside_exact_match():
+  def row(answer):
+    sums = dict.fromkeys(harness._SUMS, 0)
+    texts = {"answer": answer, "golden_answers": ["June 2027"]}
+    return {"dataset": "mine", "budget": 1, "failed": False} | sums | texts
+
+  answers = {
+    "June 2027": 1,
+    "The lease ends in June 2027.": 0,
+    "In June 20270": 0,
+    None: 0,
+  }
+  (cell,) = harness.cells(row(x) | {"em": em} for x, em in answers.items())
+  assert (cell["n"], cell["em"], cell["cover_em"]) == (4, 1, 2)
+  # Words besides the article: lease ends in june 2027, in june 20270.
+  assert cell["f1"] == pytest.approx(1 + 4 / 7 + 2 / 5)

@@ -154,6 +154,8 @@ def test_untrusted_text_is_escaped_in_the_card():
 def test_prompt_is_shown_verbatim():
   prompt = "Use ```python```.\n| a | <b>"
   assert f"````\n{prompt}\n````" in render(prompt=prompt)
+  prompt = "Begin.\n````\n# A heading of its own"
+  assert f"`````\n{prompt}\n`````" in render(prompt=prompt)
 
 
 def test_the_card_lists_what_changed_while_the_run_trained():

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 import source_tree
 
+from anysearch_jax import types
 from anysearch_jax.host import http_calls, loop
 
 
@@ -107,3 +108,38 @@ def test_a_client_that_does_not_close_is_left_behind(monkeypatch):
   caller.close()
   caller.close()  # Once more does nothing.
   assert not ended
+
+
+class _TwoArgumentsError(RuntimeError):
+  def __init__(self, name, *, status):
+    super().__init__(f"{name} failed with {status}.")
+    self.status = status
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    _TwoArgumentsError("it", status=3),
+    FileNotFoundError(2, "No such file", "a.json"),
+    UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+    KeyError("name"),
+    types.RetrievalError("Late."),
+  ],
+)
+def test_each_waiter_of_a_future_raises_an_equal_exception_of_its_own(error):
+  async def run():
+    future = asyncio.get_running_loop().create_future()
+    waiters = [loop.shared(future) for _ in range(3)]
+    tasks = [asyncio.create_task(waiter) for waiter in waiters]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    future.set_exception(error)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+  cancelled, *errors = asyncio.run(run())
+  assert isinstance(cancelled, asyncio.CancelledError)
+  assert len({id(error), *map(id, errors)}) == 3
+  for raised in errors:
+    assert type(raised) is type(error) and str(raised) == str(error)
+    assert raised.args == error.args and vars(raised) == vars(error)
+  assert error.__traceback__ is None

@@ -26,6 +26,27 @@ _UNSAFE = re.compile(
 )
 
 
+# Who makes settings of stored values, which may name code. An agent refuses
+# such names (`plugins.require_named`); an export uses sizes and paths only; a
+# key has no such setting; `flags` reads what the caller's own file returned.
+_SETTINGS_READERS = {
+  "anysearch_jax/agent/loading.py",
+  "anysearch_jax/config/settings.py",
+  "anysearch_jax/export/hf_export.py",
+  "launch/flags.py",
+  "anysearch_jax/serving/keys.py",
+}
+
+
+def test_whoever_reads_stored_settings_is_listed():
+  readers = {
+    path.relative_to(source_tree.ROOT).as_posix()
+    for path in source_tree.files()
+    if re.search(r"\bfrom_dict\(", path.read_text())
+  }
+  assert readers == _SETTINGS_READERS
+
+
 def test_nothing_that_is_read_is_run():
   found = {
     path.relative_to(source_tree.ROOT).as_posix(): names

@@ -204,6 +204,97 @@ def test_a_job_of_one_node_runs_all_roles_on_it():
   assert "serve()" not in script and "retriever()" not in script
 
 
+# What ends a word or begins something else, in one of the shells and formats.
+HOSTILE = (
+  "a b; touch pwned #",
+  "$(touch pwned)`touch pwned`",
+  'it\'s "quoted" \\\\ 100%',
+  "x: {y: [1, 2]} # & * ! | > %j @ ,",
+  "- ${port} {{ 7 * 7 }} {% raw %}",
+)
+
+
+def option(words, name):
+  """Returns the values that a shell passes for an option, in a command."""
+  return [w.removeprefix(name) for w in words if w.startswith(name)]
+
+
+def shell_commands(script):
+  """Returns the words of the lines that start Python, as a shell splits."""
+  lines = re.findall(".* -m anysearch_jax.launch.*", script)
+  return [shlex.split(line, comments=False) for line in lines]
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize("target", ["slurm", "jobset", "skypilot"])
+def test_values_of_a_job_file_stay_values(target, value, tmp_path):
+  paths = (
+    *(f"--output={value}/run", f"--config.retrieval.index={value}"),
+    *(f"--config.retrieval.encoder={value}", f"--config.policy={value}"),
+    f"--config.name={value.replace('/', '')}",
+  )
+  args = PAPER, TWO, "--nodes=4", *paths, f"--target={target}"
+  if target == "jobset":
+    args += f"--claim={value}", f"--image={value}"
+  if target == "skypilot":
+    args += (f"--accelerator={value}",)
+  script = written(*args)
+  if target == "slurm":
+    scripts = [script]
+    (line,) = re.findall("^#SBATCH --output=.*", script, re.MULTILINE)
+    (log,) = shlex.split(line.removeprefix("#SBATCH --output="))
+    assert log == f"{value}/run/cluster".replace("%", "%%") + "/slurm-%j.log"
+  else:
+    found = yaml.safe_load(script)
+    if target == "skypilot":
+      assert found["resources"]["accelerators"] == f"{value}:8"
+      scripts = [found["run"]]
+    else:
+      jobs = found["spec"]["replicatedJobs"]
+      pods = [job["template"]["spec"]["template"]["spec"] for job in jobs]
+      containers = [pod["containers"][0] for pod in pods]
+      assert {c["image"] for c in containers} == {value}
+      for pod in pods:
+        claim = pod["volumes"][0]["persistentVolumeClaim"]
+        assert claim == {"claimName": value}
+      scripts = [container["args"][0] for container in containers]
+  words = [word for text in scripts for c in shell_commands(text) for word in c]
+  assert option(words, "--output=") == [f"{value}/run"]
+  assert set(option(words, "--index=")) == {value}
+  assert set(option(words, "--config.retrieval.index=")) == {value, ""}
+  for number, text in enumerate(scripts):
+    file = tmp_path / f"{number}.sh"
+    file.write_text(text)
+    assert subprocess.run(["bash", "-n", file]).returncode == 0
+  if target == "slurm" and shutil.which("shellcheck"):
+    check = ["shellcheck", "--severity=warning", file]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.stdout == ""
+
+
+UNWRITABLE = "\n", "\r", "\0", "\x1b", "\x85", "\u2028", "\ufeff", "\udc80"
+REACH_A_FILE = (
+  *("--output", "--image", "--claim", "--accelerator", "--cache"),
+  *("--config.policy", "--config.retrieval.index", "--config.sglang.weights"),
+)
+
+
+@pytest.mark.parametrize("character", UNWRITABLE)
+@pytest.mark.parametrize("target", ["slurm", "jobset", "skypilot"])
+def test_control_characters_in_a_job_file_are_refused(target, character):
+  for flag in REACH_A_FILE:
+    value = f"run{character}touch pwned"
+    said = commands.run(node, *TASK, f"--target={target}", f"{flag}={value}")
+    assert said.startswith(f"launch.node: {flag}: found {value!r}"), said
+    assert "\n" not in said and f"--target={target}" in said
+
+
+def test_names_of_keys_in_a_job_file_are_names():
+  key = "--config.retrieval.key_variable=A; touch pwned"
+  said = commands.run(node, *TASK, "--target=slurm", key)
+  assert "key_variable: found 'A; touch pwned'" in said
+
+
 ONE_OR_TWO = [("1", "0", True), ("2", "0", False), ("2", "1", True)]
 
 

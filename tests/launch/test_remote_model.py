@@ -149,7 +149,10 @@ def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
       evaluate, f"--openai={server.url}", "--openai_calls=tags", *arguments
     )
     asked = len(server.asked)
-  assert "mine budget 1: 1 of 2 right (0.50 [0.09, 0.91]), 2 searches" in said
+  assert (
+    "mine budget 1: 1 of 2 right (0.50 [0.09, 0.91]), F1 0.50, cover EM 0.50, "
+    "2 searches"
+  ) in said
   assert "tokens read and" in said and "$0.0" in said
   assert 'episode.prompts "documents_tools" -> "documents"' in str(again)
   noted = json.loads((tmp_path / "run/provenance.json").read_text())
@@ -158,7 +161,11 @@ def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
   assert asked == 1 + 2 + 4  # The probe, and the turns of budget 0 and 1.
   made = columns.read(tmp_path / "run/episodes.jsonl")
   assert sorted(made.searches) == [0, 0, 1, 1]
-  assert commands.run(report, str(tmp_path / "run")) == ""
+  assert sorted(made.cover_em) == [0, 0, 1, 1]
+  ended, said = commands.printed(report, str(tmp_path / "run"))
+  assert ended == 0
+  measures = [line.split("run")[0].strip() for line in said.splitlines()[1:6]]
+  assert measures == ["EM", "F1", "cover EM", "searches", "TP"]
 
 
 def read_flags(*arguments):

@@ -153,6 +153,12 @@ def test_a_tool_without_a_retriever_is_refused(tmp_path):
     train, *SMALL, f"--method={FILE}:METHOD", f"--output={tmp_path / 'run'}"
   )
   assert "search.tools: found none for the tool 'count'" in said
+  twice = f"{TOOL},count={FILE}:Other"
+  said = commands.run(
+    *(train, *SMALL, f"--method={FILE}:METHOD", twice),
+    f"--output={tmp_path / 'twice'}",
+  )
+  assert "expected each tool once" in said
 
 
 def test_questions_of_a_function(write):

@@ -69,3 +69,25 @@ def test_terms_of_a_language(language, text, terms):
   analyzer = analysis.Analyzer(language)
   assert analyzer(text) == terms
   assert analyzer(text) == terms  # From memory.
+
+
+@pytest.mark.parametrize(
+  ("language", "text"),
+  [
+    ("german", "Der Mieter gibt die Wohnung zurück und zahlt die Miete."),
+    (
+      "french",
+      "Le locataire rend les clés et le propriétaire paie la caution.",
+    ),
+    (
+      "dutch",
+      "De huurder geeft de sleutels terug en betaalt het deel van de huur.",
+    ),
+    ("english", "The tenant returns the keys and pays the rest."),
+    ("english", "def main(): return lease"),
+    ("english", "契約は三月三十一日に終わります。"),
+    ("english", ""),
+  ],
+)
+def test_a_language_is_detected_by_its_stop_words(language, text):
+  assert analysis.detect_language([text]) == language

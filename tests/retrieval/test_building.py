@@ -302,6 +302,14 @@ def test_the_command_builds_and_says_what_is_wrong(tmp_path, capsys):
   assert "n     2  any 1.000  all 0.500" in said.getvalue()
   identity = json.loads((tmp_path / "i" / "index.json").read_text())
   assert identity["corpus"]["passages"] == 50
+  cases.write(source, 5, extra=cases.lines(2))
+  ended, said = commands.printed(*command, f"--output={tmp_path / 'twice'}")
+  assert ended == 0
+  assert "2 of 7 passages have the id of an earlier one" in said
+  twice = opening.open_index(tmp_path / "twice")
+  (answer,) = twice.search(["number n1"], 7)
+  ids = [passage.id for passage in answer]
+  assert sorted(ids) == ["0", "1", "2", "3", "4"]
   cases.write(source, 5, extra=["nothing"])
   ended = commands.run(*command, f"--output={tmp_path / 'j'}")
   assert "launch.build_index: " in ended and "line 6" in ended

@@ -236,3 +236,20 @@ def test_updates_wait_for_each_other(tmp_path):
     one.result(60)
     two.result(60)
   assert len(opening.open_index(tmp_path / "i")) == 1
+
+
+def test_the_language_of_most_passages_is_that_of_the_index(tmp_path):
+  notes = write(
+    tmp_path / "notes",
+    a__md="Die Mietverträge der Häuser enden im Juni, und wir ziehen um.",
+    b__md="Der Garten ist im Winter nicht zu betreten, weil er vereist.",
+    c__md="Call the plumber.",
+  )
+  folder.update([str(notes)], tmp_path / "index")
+  index = opening.open_index(tmp_path / "index")
+  assert "Mietverträge" in first(index, "Mietvertrag Haus")
+  write(notes, b__md="The garden is closed in winter for the ice that it has.")
+  (notes / "a.md").unlink()
+  folder.update([str(notes)], tmp_path / "index")
+  index = opening.open_index(tmp_path / "index")
+  assert "garden" in first(index, "gardens")

@@ -354,3 +354,9 @@ def test_variables_reach_the_command_and_others_do_not(monkeypatch):
   # What the server says of the key is not shown.
   with pytest.raises(ValueError, match=r"said: bad \.\.\.: 13, False"):
     retrievers.make(config(mcp=mcp), None)
+
+
+def test_a_field_that_is_named_twice_is_refused():
+  assert mcp_tool._fields(["text=a", "title=b"]) == {"text": "a", "title": "b"}
+  with pytest.raises(ValueError, match="text=a, text=b.*each once"):
+    mcp_tool._fields(["text=a", "text=b"])

@@ -157,3 +157,40 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path):
 
   peak(10)
   assert peak(20_000) < peak(2_000) + 1_000_000
+
+
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl.gz"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_blank_lines_at_the_end_are_no_passages(tmp_path, name, skip):
+  source = cases.write(tmp_path / name, 3, extra=["", " \t", ""])
+  corpus = passages.prepare(source, tmp_path / "p", skip_malformed=skip)
+  assert (len(corpus), corpus.info["skipped"]) == (3, 0)
+  assert [corpus[i].id for i in range(3)] == ["0", "1", "2"]
+  assert corpus[2].text == "Passage number n2 is about fire."
+  corpus.verify()
+
+
+def test_repeated_ids_are_counted(tmp_path):
+  source = cases.write(tmp_path / "corpus.jsonl", extra=cases.lines(3))
+  assert passages.prepare(source, tmp_path / "p").info["repeated_ids"] == 3
+  source = cases.write(tmp_path / "other.jsonl")
+  assert passages.prepare(source, tmp_path / "q").info["repeated_ids"] == 0
+
+
+def test_a_key_that_a_row_has_twice_is_refused(tmp_path):
+  source = tmp_path / "corpus.jsonl"
+  source.write_text('{"id": "1", "text": "a", "id": "2"}\n')
+  with pytest.raises(passages.CorpusError, match="line 1: .*'id' twice"):
+    passages.prepare(source, tmp_path / "p")
+
+
+def test_an_answer_holds_no_id_twice():
+  first = types.Passage("7", "T", "iron", 3.0)
+  other = types.Passage("7", "T", "gold", 2.0)
+  third = types.Passage("7", "T", "lead", 1.0)
+  found = types.distinct_passages([first, other, first, third, other])
+  assert [(p.id, p.text) for p in found] == [
+    ("7", "iron"),
+    ("7#2", "gold"),
+    ("7#3", "lead"),
+  ]

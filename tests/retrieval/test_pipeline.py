@@ -6,12 +6,15 @@ import asyncio
 import dataclasses
 
 import pytest
+import scripted
 import small_run
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.launch import retrievers
 from anysearch_jax.retrieval import pipeline
 from anysearch_jax.retrieval import requests as requests_lib
+from anysearch_jax.rollout import searching
 
 
 class Known(requests_lib.OneByBatch):
@@ -152,3 +155,11 @@ def test_a_run_searches_a_retriever_of_ones_own(tmp_path):
 
 
 # Requests.
+
+
+def test_a_fused_answer_holds_no_id_twice():
+  lists = [types.Passage("7", "A", "iron")], [types.Passage("7", "B", "gold")]
+  fused = pipeline.fuse(*(scripted.Retriever({"q": x}) for x in lists))
+  batching = searching.BatchingRetriever(fused, config_lib.SearchConfig())
+  answer = asyncio.run(batching.search(types.SearchRequest("q", 2)))
+  assert [(p.id, p.text) for p in answer] == [("7", "iron"), ("7#2", "gold")]

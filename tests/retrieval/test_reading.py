@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 import zipfile
 
 import docx
@@ -106,7 +107,11 @@ KINDS = {
   ),
   "a.pdf": (
     lambda path: pdf(path, "Cats.", "", "Dogs.", title="Animals"),
-    [P("Cats.", "Animals", 1), P("Dogs.", "Animals", 3)],
+    [
+      P("Cats.", "Animals", 1),
+      P("Dogs.", "Animals", 3),
+      P("", lost="has page 2 without text: blank"),
+    ],
   ),
   # Printing may need a password, reading none.
   "b.pdf": (lambda path: pdf(path, "Open.", password=""), [P("Open.", "", 1)]),
@@ -114,8 +119,8 @@ KINDS = {
     word,
     [
       P(
-        "# Contract\n\n# Terms\n\nPay monthly.\n\nRent | 900\n\n## Notice\n\n"
-        "Three months.",
+        "# Contract\n\n# Terms\n\nPay monthly.\n\n| Rent | 900 |\n| --- | --- |"
+        "\n\n## Notice\n\nThree months.",
         "Contract",
       )
     ],
@@ -152,12 +157,15 @@ UNREADABLE = {
   "empty.md": ("", "has no text"),
   "binary.txt": (b"a\0\1\2", "is binary"),
   "secret.pdf": (lambda path: pdf(path, "x", password="u"), "is encrypted"),
-  "scan.pdf": (lambda path: pdf(path, "", ""), "pages of pictures only"),
-  "cut.pdf": (b"%PDF-1.7\n1 0 obj\n", "cannot be read"),
+  "scan.pdf": (
+    lambda path: pdf(path, "", ""),
+    "has pages 1-2 without text: blank",
+  ),
+  "cut.pdf": (b"%PDF-1.7\n1 0 obj\n", "is cut or damaged"),
   "bomb.docx": (bomb, "unpacks to 200 MB"),
-  "no.docx": (b"PK", "cannot be read .BadZipFile"),
+  "no.docx": (b"PK", "is no docx file"),
   "deep.json": ("[" * 100_000, "not JSON"),
-  "bad.jsonl": ('{"a": 1}\n{nope\n', "row 2 is not JSON"),
+  "bad.jsonl": ("nope\nno", "has 2 lines that are not JSON: 1-2"),
   "no.parquet": (b"PAR1", "cannot be read"),
   "large.txt": (lambda path: os.truncate(path, 1 << 27), "has 128 MB"),
 }
@@ -245,6 +253,16 @@ def test_passages_end_at_headings_and_sentences():
   assert "Last words of all." in found[-1][1]
 
 
+def test_headings_without_text_are_kept():
+  text = "# One\n\n## Two\n\n## Three\n\nWords.\n\n# Four\n\n## Five\n"
+  found = list(splitting.Splitter(16, 4)(text, is_markdown=True))
+  words = " ".join(words for passage in found for words in passage)
+  for heading in ("One", "Two", "Three", "Four", "Five"):
+    assert heading in words
+  (passage,) = splitting.Splitter(200, 30)("# Only a title", is_markdown=True)
+  assert passage == ("Only a title", "# Only a title")
+
+
 def _texts(path, data):
   path.write_bytes(data)
   return [part.text for part in reading.read(str(path))]
@@ -299,3 +317,20 @@ def test_a_line_of_blanks_takes_no_time(line):
 def test_a_word_without_end_takes_no_time():
   found = list(splitting.Splitter(200, 30)("a" * 500_000, is_markdown=False))
   assert len(found) < 1500
+
+
+@pytest.mark.parametrize(
+  "line", ["words of one line ", "| a | b |\n", "A. \n\n"]
+)
+def test_time_grows_with_the_length_of_a_text(line):
+  splitter = splitting.Splitter(200, 30)
+
+  def seconds(length):
+    text = line * (length // len(line))
+    began = time.process_time()
+    passages = [text for _, text in splitter(text, is_markdown=True)]
+    assert len(passages) > length // 800
+    return time.process_time() - began
+
+  seconds(1 << 16)
+  assert seconds(1 << 20) < 8 * seconds(1 << 18)  # Squares are 16 times.

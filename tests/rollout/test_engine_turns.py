@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import gc
 import threading
+import traceback
 import weakref
 
 import hypothesis
@@ -237,14 +238,51 @@ async def test_weights_switch_between_episodes_only(params):
   assert first.token_ids == again.token_ids
 
 
-def test_bug_is_raised_in_all_waiters(params, monkeypatch):
+def _ask_many(engine, count):
+  """Returns the turn of each of `count` requests, or its exception."""
+
+  def request(sample):
+    address = types.Address(0, 0, sample)
+    return types.GenerateRequest(address, 0, _prompt(0), 20, ())
+
+  async def run():
+    return await asyncio.wait_for(
+      asyncio.gather(
+        *(engine.generate(request(sample)) for sample in range(count)),
+        return_exceptions=True,
+      ),
+      60,
+    )
+
+  return asyncio.run(run())
+
+
+def test_bug_is_raised_in_all_waiters_as_an_exception_of_each(
+  params, monkeypatch
+):
   engine = _engine(params)
   monkeypatch.setattr(engine._device, "_put", lambda *arrays: 1 / 0)
-  request = types.GenerateRequest(
-    types.Address(0, 0, 0), 0, _prompt(0), 4, protocol.STOPS
-  )
-  with pytest.raises(ZeroDivisionError):
-    asyncio.run(asyncio.wait_for(engine.generate(request), 60))
+  errors = _ask_many(engine, 3)
+  assert [type(error) for error in errors] == [ZeroDivisionError] * 3
+  assert len(set(map(id, errors))) == 3
+  depths = {len(traceback.extract_tb(error.__traceback__)) for error in errors}
+  assert len(depths) == 1
+
+
+def test_turn_that_cannot_be_decoded_ends_alone(params, monkeypatch):
+  expected = _ask_many(_engine(params), 3)
+  engine = _engine(params)
+  decode = engine._tokenizer.decode
+
+  def failing(ids):
+    if ids == expected[1].token_ids:
+      raise UnicodeError("no text")
+    return decode(ids)
+
+  monkeypatch.setattr(engine._tokenizer, "decode", failing)
+  turns = _ask_many(engine, 3)
+  assert isinstance(turns[1], UnicodeError)
+  assert [turns[0], turns[2]] == [expected[0], expected[2]]
 
 
 @pytest.mark.parametrize(

@@ -306,6 +306,15 @@ def test_failure_is_raised_in_its_waiters_and_not_cached(inner, lost, said):
     assert ret.counters["failures"] == again * len(lost)
 
 
+@pytest.mark.parametrize("inner", [Down(), Short()])
+def test_a_failure_is_an_exception_of_each_waiter(inner):
+  errors = run(searcher(inner), *map(ask, "abbc"))
+  assert all(isinstance(error, Exception) for error in errors)
+  assert len(set(map(id, errors))) == 4
+  assert len(set(map(str, errors))) == 1
+  assert len({type(error) for error in errors}) == 1
+
+
 @KINDS
 def test_retriever_that_cancels_itself_leaves_no_waiter(kind):
   def cancels(request):

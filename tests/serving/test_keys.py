@@ -223,3 +223,35 @@ def test_file_that_is_not_one_is_refused_without_its_secrets(
   with pytest.raises(ValueError, match=said) as refused:
     keys.read(path)
   assert "sk-secret" not in str(refused.value)
+
+
+def test_file_of_keys_is_read_again_when_it_changes(tmp_path, caplog):
+  path = tmp_path / "keys.json"
+  alice, bob = (keys.add(path, name) for name in ("alice", "bob"))
+  guard = keys.Guard(keys.read(path), tmp_path / "used", file=path)
+
+  def admits():
+    names = []
+    for key in (alice, bob):
+      with contextlib.suppress(fields.RequestError):
+        names.append(guard.authenticate(f"Bearer {key}").name)
+    return names
+
+  assert admits() == ["alice", "bob"]
+  whole = path.read_text()
+  listed = json.loads(whole)
+  del listed["alice"]
+  path.write_text(json.dumps(listed))
+  assert admits() == ["bob"]
+  # In the middle of an edit; the log has one line of it, and no hash.
+  path.write_text(whole[:40])
+  assert admits() == admits() == ["bob"]
+  (line,) = caplog.messages
+  assert "last good keys" in line and listed["bob"]["sha256"] not in line
+  path.write_text(whole)
+  assert admits() == ["alice", "bob"]
+  path.write_text("{}")
+  assert admits() == []
+  path.unlink()
+  assert admits() == []
+  guard.close()

@@ -110,6 +110,30 @@ def test_refused_arguments_are_an_error_result(question, budget, expected):
   assert not engine.requests
 
 
+@pytest.mark.parametrize(
+  ("changes", "sentence"),
+  [
+    (
+      {"budget": [1]},
+      "budget: found [1], expected a valid integer or a valid string.",
+    ),
+    ({"question": 3}, "question: found 3, expected a valid string."),
+    ({"budget": None}, "budget: found None, expected a valid"),
+  ],
+)
+async def test_argument_of_another_type_is_refused_in_one_sentence(
+  changes, sentence
+):
+  async with client_of() as client:
+    call = {"question": "Who?", "budget": 1} | changes
+    result = await client.call_tool("answer", call)
+    missing = await client.call_tool("answer", {"budget": 1})
+  assert result.is_error and result.content[0].text.startswith(sentence)
+  assert result.content[0].text.count("\n") == 0
+  text = missing.content[0].text
+  assert text == "question: found nothing, expected a value."
+
+
 async def test_search_returns_passages_and_asks_no_policy():
   engine = scripted.Engine(SCRIPT)
   changes = ({}, {"k": 2}, {"k": 0}, {"query": ""})

@@ -10,8 +10,10 @@ import openai
 import openai.types.responses
 import pytest
 import scripted
+from openai.types.chat import completion_create_params
+from openai.types.responses import response_create_params
 from scripted import CODEC, answer, search
-from served_agent import SERVED, served
+from served_agent import SERVED, script, served
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
 
@@ -192,6 +194,179 @@ def test_earlier_turns_are_given_as_context(client):
 def test_models_and_examples(client):
   assert [model.id for model in client.models.list()] == ["tiny"]
   assert client.get("/../examples", cast_to=object) == ["Who wrote Emma?"]
+  for name in ("tiny", "anysearch", "tiny@3"):
+    assert client.models.retrieve(name).id == name
+  with pytest.raises(openai.NotFoundError) as refused:
+    client.models.retrieve("gpt/9")
+  assert refused.value.code == "model_not_found"
+
+
+def test_accumulated_stream_has_one_role(client):
+  with client.chat.completions.stream(model="tiny", **CHAT) as stream:
+    message = stream.get_final_completion().choices[0].message
+  assert (message.role, message.content) == ("assistant", "Jane")
+
+
+_REPLIES = {
+  "answered": script,
+  "unanswered": lambda _: "nothing",
+  "truncated": lambda _: "x" * 5000,
+  "unanswered after a search": (
+    lambda request: "nothing" if request.turn else search("emma")
+  ),
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("script", _REPLIES.values(), ids=_REPLIES.keys())
+def test_every_reply_can_be_sent_back(script, streams):
+  turn = {"role": "user", "content": "And Persuasion?"}
+  with served(engine=scripted.Engine(script)) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    chat, responses = client.chat.completions, client.responses
+    if streams:
+      # `get_final_completion` raises for a cut answer.
+      with chat.stream(model="tiny", **CHAT) as stream:
+        stream.until_done()
+        message = stream.current_completion_snapshot.choices[0].message
+      *_, last = responses.create(model="tiny", input="Who?", stream=True)
+      response = last.response
+    else:
+      message = chat.create(model="tiny", **CHAT).choices[0].message
+      response = responses.create(model="tiny", input="Who?")
+    for back in (
+      message,
+      message.model_dump(),
+      message.model_dump(exclude_none=True),
+    ):
+      messages = [*CHAT["messages"], back, turn]
+      assert chat.create(model="tiny", messages=messages).choices
+    for output in (
+      response.output,
+      [item.model_dump() for item in response.output],
+    ):
+      items = [{"role": "user", "content": "Who?"}, *output, turn]
+      assert responses.create(model="tiny", input=items).id
+
+
+def test_refusal_of_an_earlier_question_is_history():
+  seen = []
+
+  def remember(request):
+    seen.append(CODEC.decode(request.token_ids))
+    return answer("Jane")
+
+  refused = {"role": "assistant", "content": None, "refusal": "No answer."}
+  call = {"function": {"name": "f", "arguments": "{}"}, "id": "1"}
+  with served(engine=scripted.Engine(remember)) as (url, _):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    messages = [*CHAT["messages"], refused, *CHAT["messages"]]
+    client.chat.completions.create(model="tiny", messages=messages)
+    refused["tool_calls"] = [call | {"type": "function"}]
+    with pytest.raises(openai.BadRequestError, match="messages"):
+      client.chat.completions.create(model="tiny", messages=messages)
+  assert "user: Who?\nassistant: No answer.\nquestion: Who?" in seen[0]
+
+
+# What means the same as an absent field, of each parameter of the client.
+# None: the parameter has no such value.
+_BOTH_NEUTRAL = {
+  "metadata": {},
+  "moderation": None,
+  "parallel_tool_calls": False,
+  "prompt_cache_key": "",
+  "prompt_cache_options": {},
+  "prompt_cache_retention": "in_memory",
+  "safety_identifier": "",
+  "service_tier": "auto",
+  "store": False,
+  "stream": False,
+  "stream_options": {},
+  "temperature": 1,
+  "tool_choice": "auto",
+  "tools": [],
+  "top_logprobs": 0,
+  "top_p": 1,
+  "user": "",
+}
+_CHAT_NEUTRAL = _BOTH_NEUTRAL | {
+  "audio": None,
+  "frequency_penalty": 0,
+  "function_call": "auto",
+  "functions": [],
+  "logit_bias": {},
+  "logprobs": False,
+  "max_completion_tokens": 2000,
+  "max_tokens": 2000,
+  "modalities": ["text"],
+  "n": 1,
+  "prediction": {"type": "content", "content": ""},
+  "presence_penalty": 0,
+  "reasoning_effort": "none",
+  "response_format": {"type": "text"},
+  "seed": 0,
+  "stop": [],
+  "verbosity": "medium",
+  "web_search_options": {},
+}
+_RESPONSES_NEUTRAL = _BOTH_NEUTRAL | {
+  "access_programs": {},
+  "background": False,
+  "background_options": {},
+  "context_management": [],
+  "conversation": None,
+  "image": {},
+  "include": [],
+  "instructions": "",
+  "max_output_tokens": 2000,
+  "max_tool_calls": 2,
+  "previous_response_id": None,
+  "prompt": None,
+  "reasoning": {},
+  "text": {"format": {"type": "text"}, "verbosity": "medium"},
+  "truncation": "disabled",
+}
+
+
+@pytest.mark.parametrize(
+  ("params", "neutral", "question"),
+  [
+    (completion_create_params.CompletionCreateParamsBase, _CHAT_NEUTRAL, CHAT),
+    (
+      response_create_params.ResponseCreateParamsBase,
+      _RESPONSES_NEUTRAL,
+      {"input": "Who?"},
+    ),
+  ],
+)
+def test_neutral_value_of_every_parameter_is_accepted(
+  client, params, neutral, question
+):
+  path = "/chat/completions" if "messages" in question else "/responses"
+  names = set(typing.get_type_hints(params)) - {"model", *question}
+  assert not names - set(neutral)
+  client.post(path, body=question | neutral, cast_to=object)
+  for name, value in neutral.items():
+    for same in (value, None):
+      client.post(path, body=question | {name: same}, cast_to=object)
+
+
+@pytest.mark.parametrize(
+  "field",
+  [
+    {"logit_bias": {"50256": 1}},
+    {"top_logprobs": 2},
+    {"functions": [{"name": "f"}]},
+    {"function_call": {"name": "f"}},
+    {"modalities": ["text", "audio"]},
+    {"audio": {"voice": "alloy", "format": "wav"}},
+  ],
+)
+def test_the_same_fields_with_an_effect_are_refused(client, field):
+  with pytest.raises(openai.BadRequestError) as refused:
+    client.post("/chat/completions", body=CHAT | field, cast_to=object)
+  (name,) = field
+  assert refused.value.body["param"].partition(".")[0] == name
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def guarding(folder, **limits):
 @contextlib.contextmanager
 def served(
   *,
+  agent=None,
   engine=None,
   retriever=None,
   slots=4,
@@ -47,7 +48,7 @@ def served(
   **kwargs,
 ):
   """Yields the address of a service, and the service."""
-  agent = agent_lib.Agent(
+  agent = agent or agent_lib.Agent(
     engine or scripted.Engine(script),
     CODEC,
     retriever or scripted.Retriever({"emma": [EMMA, PAGE]}),

@@ -326,7 +326,7 @@ class JaxEngine:
       # A bug or an out-of-memory error, not an outage: raise it in all waiters.
       for turn in (*self._queue, *self._running):
         if not turn.future.done():
-          turn.future.set_exception(error)
+          turn.future.set_exception(loop.error_for_waiter(error))
       self._queue.clear()
       self._running.clear()
 
@@ -536,9 +536,16 @@ class JaxEngine:
       # The pages of a row that was released meanwhile may belong to others.
       if prefilled and self._memory.get(turn.request.address) is turn.row:
         self._memory.mark_ready(turn.row)
-      generation = turn.generation(
-        self._tokenizer, self._halting.tokens, self._version
-      )
+      try:
+        turn.tell()
+        generation = turn.generation(
+          self._tokenizer, self._halting.tokens, self._version
+        )
+      except Exception as error:  # Ends this turn, and no other one.
+        ended.add(id(turn))
+        if not turn.future.done():
+          turn.future.set_exception(error)
+        continue
       if generation is not None:
         ended.add(id(turn))
         if not turn.future.done():

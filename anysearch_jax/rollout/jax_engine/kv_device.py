@@ -19,6 +19,7 @@ import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
+from anysearch_jax.host import loop
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import decoder
 from anysearch_jax.policy.attention import pages as pages_lib
@@ -289,7 +290,7 @@ class KvDevice:
 
     def run() -> T:
       if self._failure is not None:
-        raise self._failure
+        raise loop.error_for_waiter(self._failure)
       try:
         return call()
       except BaseException as error:

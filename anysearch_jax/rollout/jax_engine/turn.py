@@ -145,6 +145,7 @@ class Turn:
     logps: log-probabilities of the sampled tokens.
     row: its episode's KV cache, while it runs.
     is_decoding: whether a decode call in progress contains it.
+    told: number of tokens of `context` that need not be told any more.
     context_logps: log-probabilities of the context's tokens, with
       `engine.exact`. A turn that samples no token returns them.
   """
@@ -157,9 +158,13 @@ class Turn:
   logps: list[float] = dataclasses.field(default_factory=list)
   row: kv_memory.Row = dataclasses.field(init=False, repr=False)
   is_decoding: bool = False
+  told: int = dataclasses.field(init=False)
   context_logps: list[float] = dataclasses.field(
     default_factory=list, repr=False
   )
+
+  def __post_init__(self):
+    self.told = len(self.context)
 
   @property
   def remaining(self) -> int:
@@ -174,8 +179,6 @@ class Turn:
   def extend(self, decoded: kv_store.Decoded, lane: int) -> int:
     """Appends the tokens that a decode call sampled in a lane.
 
-    It also passes them to the request's `on_tokens`.
-
     Returns:
       The number of tokens of the context that the call prefilled before it
       sampled; 0 without `engine.exact`.
@@ -184,20 +187,24 @@ class Turn:
     count = int(decoded.counts[lane])
     prefilled = min(count, self.missing)
     logps = decoded.logps[lane].tolist()
-    sampled = decoded.tokens[lane][prefilled:count].tolist()
-    self.context += sampled
+    self.context += decoded.tokens[lane][prefilled:count].tolist()
     # A preempted turn scores its context again from the first missing token.
     self.context_logps[self.row.cached :] = logps[:prefilled]
     self.logps += logps[prefilled:count]
     self.row.cached += count
-    on_tokens = self.request.on_tokens
-    if on_tokens is not None and sampled and not self.future.done():
-      try:
-        on_tokens(sampled)
-      # The caller of this turn may be gone; others wait for the same call.
-      except Exception as error:
-        self.future.set_exception(error)
     return prefilled
+
+  def tell(self) -> None:
+    """Passes the tokens that were not yet told to the request's `on_tokens`.
+
+    Raises:
+      Exception: an error of `on_tokens`, such as that its client has left.
+    """
+    on_tokens = self.request.on_tokens
+    untold = self.context[self.told :]
+    self.told = len(self.context)
+    if on_tokens is not None and untold and not self.future.done():
+      on_tokens(untold)
 
   def generation(
     self, tokenizer: tokenizer_lib.Tokenizer, halts: np.ndarray, version: int
