@@ -215,13 +215,13 @@ class _StreamJoiner:
     call = self._call_of(part, names_tool=bool(function.get("name")))
     call |= {k: v for k, v in part.items() if k == "id" and v}
     for name, value in function.items():
-      before = call["function"].get(name, "")
+      value_so_far = call["function"].get(name, "")
       if isinstance(value, Mapping) and value:
         call["function"][name] = json.dumps(value)
-      elif isinstance(value, str) and before == "{}":
-        call["function"][name] = value or before
-      elif isinstance(value, str) and (name != "name" or value != before):
-        call["function"][name] = before + value
+      elif isinstance(value, str) and value_so_far == "{}":
+        call["function"][name] = value or value_so_far
+      elif isinstance(value, str) and (name != "name" or value != value_so_far):
+        call["function"][name] = value_so_far + value
 
   def _call_of(
     self, part: Mapping[str, Any], *, names_tool: bool
