@@ -42,11 +42,17 @@ def define_flags() -> None:
     "Folder for the index of --documents or, without these, of an index to "
     "search; default: a folder in your cache.",
   )
-  define_ocr()
+  define_reading()
 
 
-def define_ocr() -> None:
-  """Defines `--ocr`."""
+def define_reading() -> None:
+  """Defines `--ocr` and `--follow_links`."""
+  flags.DEFINE_bool(
+    "follow_links",
+    False,
+    "Read files and folders outside of those of --documents to which links in "
+    "them lead.",
+  )
   flags.DEFINE_string(
     "ocr",
     "",
@@ -106,8 +112,12 @@ def _within_context(
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:
   """Returns the folder of the index of some paths in the user's cache."""
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-  absolute = {os.path.abspath(os.path.expanduser(path)) for path in paths}
-  name = json_files.sha256(sorted(absolute))[:16]
+  # The rows of an index have the paths as they were typed, so each spelling
+  # has an index of its own.
+  spellings = {
+    (os.path.abspath(os.path.expanduser(path)), path) for path in paths
+  }
+  name = json_files.sha256(sorted(spellings))[:16]
   return cache.expanduser() / "anysearch" / "indexes" / name
 
 
@@ -126,7 +136,9 @@ def update(config: config_lib.ExperimentConfig) -> None:
     summary = folder.update(
       flags.FLAGS.documents,
       index,
-      folder.Settings(ocr=flags.FLAGS.ocr),
+      folder.Settings(
+        ocr=flags.FLAGS.ocr, follow_links=flags.FLAGS.follow_links
+      ),
       on_file=_progress(),
     )
   except OSError as error:

@@ -85,6 +85,8 @@ def read(path: str, recognizer: pdf.Recognizer | None = None) -> Iterator[Part]:
     raise
   except OSError as error:
     raise ReadError(f"cannot be opened: {error.strerror or error}") from error
+  except MemoryError:
+    raise
   # A file that breaks a parser costs its own text only.
   except Exception as error:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
