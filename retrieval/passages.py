@@ -35,7 +35,7 @@ import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.data import formats
-from anysearch_jax.host import disk, json_files
+from anysearch_jax.host import disk, git_lfs, json_files
 
 # Bytes, more than any passage has: a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
@@ -86,6 +86,9 @@ class Corpus:
       self.sha256: str = self.info["sha256"]
     # A damaged header can make NumPy raise almost any exception.
     except Exception as error:
+      for name in (_INFO, _OFFSETS):
+        if (folder / name).is_file():
+          git_lfs.refuse_pointer(folder / name, CorpusError)
       raise CorpusError(
         f"{folder}: found no prepared corpus ({error}); build it with "
         "launch.build_index."
@@ -182,7 +185,10 @@ def prepare(
     raise CorpusError(
       f"{source}: found {kind}, expected a corpus. {_OTHER_FILES}"
     )
-  stats = [path.stat() for path in tables or [source]]
+  files = tables or [source]
+  for path in files:
+    git_lfs.refuse_pointer(path, CorpusError)
+  stats = [path.stat() for path in files]
   made_of = {
     "source": str(source),
     "source_bytes": sum(stat.st_size for stat in stats),
@@ -205,7 +211,7 @@ def prepare(
   id_hashes = array.array("q")
   skipped = 0
   with (
-    (tables or [source])[0].open("rb") as raw,
+    files[0].open("rb") as raw,
     gzip.open(raw) if compressed else raw as lines,
     partial_copy.open("wb") if is_copied else open(os.devnull, "wb") as copy,
   ):

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anysearch_jax.host import disk
+from anysearch_jax.host import disk, git_lfs
 
 
 class RepeatedNameError(ValueError):
@@ -69,6 +69,7 @@ def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
       f"{path}: found the key {error}, expected it once; remove one."
     ) from error
   except (ValueError, RecursionError) as error:
+    git_lfs.refuse_pointer(path)
     raise ValueError(
       f"{path}: not a whole JSON file ({error}); copy it again."
     ) from error

@@ -17,6 +17,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ _PIECE_BYTES = 1 << 22  # Limit on the bytes of each process in one exchange.
 # The only key of the JSON object that replaces an array; its value is the
 # array's number.
 _ARRAY_KEY = "\0array"
+_KINDS = "biuf"  # Of NumPy's dtypes, those of numbers.
 # Packages whose errors are raised again with their own class.
 _KNOWN_PACKAGES = ("builtins", "anysearch_jax")
 _thread = threading.local()  # `alone`: whether the thread is inside of it.
@@ -158,7 +160,7 @@ def encode(value: Any, error: Exception | None = None) -> bytes:
   arrays: list[np.ndarray] = []
 
   def set_aside(x: Any) -> dict[str, int]:
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in _KINDS:
       raise TypeError(
         f"Found {type(x).__name__}, expected JSON values and NumPy arrays of "
         "numbers; nothing else is shared between processes."
@@ -175,19 +177,43 @@ def encode(value: Any, error: Exception | None = None) -> bytes:
 
 
 def decode(content: bytes) -> tuple[Any, dict[str, Any] | None]:
-  """Returns the value and the description of the error; see `encode`."""
-  file = io.BytesIO(content)
-  parts = []
-  while file.tell() < len(content):
-    parts.append(np.load(file, allow_pickle=False))
-  text, *arrays = parts
-  value, description = json.loads(
-    text.tobytes(),
-    object_hook=lambda x: (
-      arrays[x[_ARRAY_KEY]] if x.keys() == {_ARRAY_KEY} else x
-    ),
-  )
+  """Returns the value and the description of the error; see `encode`.
+
+  Raises:
+    ValueError: the bytes are not a result of `encode`.
+  """
+  try:
+    text, *arrays = _read_arrays(content)
+    value, description = json.loads(
+      text.tobytes(),
+      object_hook=lambda x: (
+        arrays[x[_ARRAY_KEY]] if x.keys() == {_ARRAY_KEY} else x
+      ),
+    )
+  # A damaged header can make NumPy raise almost any exception.
+  except Exception as error:
+    raise ValueError(
+      f"Found a message of {len(content)} bytes in another form ({error}), "
+      "expected one of this program; start all processes from one version."
+    ) from error
   return value, description
+
+
+def _read_arrays(content: bytes) -> Iterator[np.ndarray]:
+  """Yields arrays that `np.save` wrote one after another.
+
+  `np.load` would also open a zip file, whose end it never finds here, and
+  allocate what a header claims. An array here is backed by its bytes.
+  """
+  file = io.BytesIO(content)
+  while file.tell() < len(content):
+    np.lib.format.read_magic(file)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.kind not in _KINDS or min(shape, default=0) < 0:
+      raise ValueError(f"an array of {dtype} {shape}")
+    values = np.frombuffer(content, dtype, math.prod(shape), file.tell())
+    file.seek(values.nbytes, io.SEEK_CUR)
+    yield values.reshape(shape, order="F" if is_fortran else "C").copy("A")
 
 
 def _describe_error(error: Exception) -> dict[str, Any]:

@@ -109,7 +109,9 @@ def describe(
   """Reads architecture and tokenizer of a folder; raises as `load` does."""
   folder = pathlib.Path(folder)
   path = folder / "config.json"
+  hf_config.refuse_adapter(folder)
   if not path.is_file():
+    hf_config.refuse_gguf(folder)
     name = folder.name
     owners = (_OWNERS[x] for x in _OWNERS if name.startswith(x))
     owner = next(owners, "OWNER")
@@ -120,7 +122,6 @@ def describe(
       f"{folder}: no config.json; expected a Hugging Face folder. {advice}"
     )
   config = json_files.read(path)
-  hf_config.refuse_adapter(folder)
   try:
     a = hf_architecture.from_hf(config)
   except ValueError as error:

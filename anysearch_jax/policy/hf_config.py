@@ -13,6 +13,8 @@ import pathlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from anysearch_jax.host import json_files
+
 # Keys of transformers' base class, and keys about the file itself, about
 # returned values, training and classification.
 _BOOKKEEPING = """
@@ -50,6 +52,8 @@ _ONLY: Mapping[str, tuple] = {
   "quantization_config": (None,),
   "tie_encoder_decoder": (False, None),
 }
+# What to do with an adapter.
+MERGE = "Merge it with PEFT (`merge_and_unload`, then `save_pretrained`)"
 # Characters of a value that an error shows.
 _MAX_SHOWN = 80
 
@@ -127,16 +131,38 @@ def check_keys(
 
 
 def refuse_adapter(folder: pathlib.Path) -> None:
-  """Raises ValueError if a folder has an `adapter_config.json`.
+  """Raises ValueError if a folder is, or has, a PEFT adapter.
 
-  transformers would add that adapter to the model.
+  transformers would add an adapter beside weights to the model.
   """
-  if (folder / "adapter_config.json").exists():
+  path = folder / "adapter_config.json"
+  if not path.exists():
+    return
+  if (folder / "config.json").exists():
     raise ValueError(
       f"{folder}: found adapter_config.json, whose adapter transformers adds "
-      "to the model; expected plain weights. Merge it with PEFT "
-      "(`merge_and_unload`, then `save_pretrained`), or remove its files if "
+      f"to the model; expected plain weights. {MERGE}, or remove its files if "
       "the weights already hold it."
+    )
+  base = json_files.read(path).get("base_model_name_or_path") or "its base"
+  raise ValueError(
+    f"{folder}: found a PEFT adapter of {base}, expected a whole model. {MERGE}"
+    ': `python -c "from peft import AutoPeftModelForCausalLM as Model; '
+    f"Model.from_pretrained('{folder}').merge_and_unload()"
+    f".save_pretrained('MERGED')\"`, and copy the tokenizer of {base} there."
+  )
+
+
+def refuse_gguf(folder: pathlib.Path) -> None:
+  """Raises ValueError for weights of llama.cpp, in a folder or named itself."""
+  files = sorted(folder.glob("*.gguf"))
+  if folder.suffix == ".gguf":
+    files = [folder]
+  if files:
+    raise ValueError(
+      f"{folder}: found GGUF weights, which are quantised for llama.cpp; "
+      "expected safetensors, so download the original model. Or serve them by "
+      f"`llama-server -m {files[0]}`, and ask with --openai=URL."
     )
 
 

@@ -8,6 +8,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator
 
+from anysearch_jax.host import git_lfs
 from anysearch_jax.retrieval.documents import (
   mail,
   markup,
@@ -114,6 +115,8 @@ def _true_ending(path: pathlib.Path) -> str:
   ending = path.suffix.lower()
   with path.open("rb") as file:
     start = file.read(_SAMPLE_BYTES)
+  if start.startswith(git_lfs.START):
+    raise ReadError(git_lfs.REASON)
   is_binary_kind = ending in _BINARY_ENDINGS
   pdf_mark = start.find(b"%PDF-")
   if pdf_mark == 0 or (pdf_mark > 0 and ending == ".pdf"):

@@ -67,11 +67,12 @@ def describe(folder: pathlib.Path) -> Model:
       names the folder.
   """
   path = folder / "config.json"
+  hf_config.refuse_adapter(folder)
   if not path.is_file():
+    hf_config.refuse_gguf(folder)
     raise ValueError(
       f"{folder}: no config.json; expected a Hugging Face folder of an encoder."
     )
-  hf_config.refuse_adapter(folder)
   config = json_files.read(path)
   kind = config.get("model_type")
   try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
+import tracemalloc
 from concurrent import futures
 
 import jax
@@ -175,6 +177,57 @@ def test_a_received_error_cannot_name_anything_but_an_error_class():
     error = processes.rebuild_error({"classes": classes, "text": "x"})
     assert type(error) is RuntimeError
   assert "this" not in sys.modules
+
+
+def _npz():
+  file = io.BytesIO()
+  np.savez(file, x=np.zeros(3, np.int8))
+  return file.getvalue()
+
+
+def _claiming(shape, dtype="|u1"):
+  """Returns an array of one byte whose header claims another shape."""
+  file = io.BytesIO()
+  header = {"descr": dtype, "fortran_order": False, "shape": shape}
+  np.lib.format.write_array_header_1_0(file, header)
+  return file.getvalue() + b"1"
+
+
+def _json(text):
+  file = io.BytesIO()
+  np.save(file, np.frombuffer(text, np.uint8))
+  return file.getvalue()
+
+
+@pytest.mark.parametrize(
+  "content",
+  [
+    b"",
+    b"x",
+    _npz(),
+    processes.encode(1) + _npz(),
+    processes.encode(1)[:-1],
+    _claiming((10**12,)),
+    _claiming((2**40, 2**40)),
+    _claiming((-1,)),
+    _claiming((2,), "|O"),
+    _claiming((2,), "|V0"),
+    _claiming((1,), "|S1"),
+    _json(b"[1"),
+    _json(b"1"),
+    _json(b'[{"\\u0000array": 5}, null]'),
+    _json(b'[{"\\u0000array": "x"}, null]'),
+    _json(b"[" * 100_000),
+  ],
+)
+def test_a_message_of_another_form_is_refused_before_it_takes_memory(content):
+  tracemalloc.start()
+  try:
+    with pytest.raises(ValueError, match="Found a message of .* expected one"):
+      processes.decode(content)
+    assert tracemalloc.get_traced_memory()[1] < 2 * 10**7
+  finally:
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 100])

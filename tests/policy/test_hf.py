@@ -125,6 +125,48 @@ def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
     hf.load(tiny.folder)
 
 
+def test_an_adapter_is_not_taken_for_a_model(tmp_path, nothing_loads):
+  config = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-4B"}
+  (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+  (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+  sentence = (
+    "found a PEFT adapter of Qwen/Qwen3-4B, expected a whole model. Merge it "
+    ".*AutoPeftModelForCausalLM.*copy the tokenizer of Qwen/Qwen3-4B there"
+  )
+  with pytest.raises(ValueError, match=sentence):
+    hf.load(tmp_path)
+
+
+@pytest.mark.parametrize("has_config", [True, False])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_gguf_weights_are_named(tiny, nothing_loads, has_config, is_folder):
+  (tiny.folder / tensor_files.SINGLE_NAME).unlink()
+  file = tiny.folder / "Qwen3-4B-Q4_K_M.gguf"
+  file.write_bytes(b"GGUF")
+  if not has_config:
+    (tiny.folder / "config.json").unlink()
+  sentence = f"found GGUF weights, .* expected safetensors.* -m {file}"
+  with pytest.raises(ValueError, match=sentence):
+    hf.load(tiny.folder if is_folder else file)
+
+
+def test_gguf_weights_beside_safetensors_are_not_read(tiny):
+  (tiny.folder / "Qwen3-4B-Q4_K_M.gguf").write_bytes(b"GGUF")
+  hf.load(tiny.folder)
+
+
+@pytest.mark.parametrize(
+  "name", ["config.json", "tokenizer.json", "model.safetensors"]
+)
+def test_a_pointer_of_git_lfs_is_named(tiny, nothing_loads, name):
+  (tiny.folder / name).write_text(
+    "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+  )
+  sentence = f"{name}: is a pointer of git-lfs, .* type `git lfs pull`"
+  with pytest.raises(ValueError, match=sentence):
+    hf.load(tiny.folder)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
   ("text", "why"), [(b'{"a":', r"line \d+ column"), (b'{"a": "\xff"}', "utf-8")]

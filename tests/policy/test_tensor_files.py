@@ -240,6 +240,79 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path, nothing_loads):
     tensor_files.load(tmp_path, ROWS)
 
 
+@pytest.mark.parametrize(
+  "wrapped",
+  [
+    "_orig_mod.{}",
+    "module.{}",
+    "base_model.model.{}",
+    "module._orig_mod.{}",
+    "_fsdp_wrapped_module.{}",
+  ],
+)
+def test_names_lose_what_wrappers_added(tmp_path, wrapped):
+  write_shards(
+    tmp_path,
+    [{wrapped.format(name): tensor} for name, tensor in tensors().items()],
+  )
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+def test_names_lose_wrappers_of_inner_modules(tmp_path):
+  inner = "layers.{}._fsdp_wrapped_module._checkpoint_wrapped_module.q"
+  values = tensors()
+  for layer in range(2):
+    tensor = values.pop(f"model.layers.{layer}.q.weight")
+    values[f"model._orig_mod.{inner.format(layer)}.weight"] = tensor
+  write(tmp_path, values)
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+def test_a_prefix_of_some_names_stays(tmp_path, nothing_loads):
+  values = tensors()
+  values["module.norm.weight"] = values.pop("norm.weight")
+  write(tmp_path, values)
+  with pytest.raises(ValueError, match="lacks tensor 'norm.weight'"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_a_tensor_with_and_without_a_wrapper_is_refused(
+  tmp_path, nothing_loads
+):
+  values = tensors()
+  values["_orig_mod.norm.weight"] = values["norm.weight"]
+  write(tmp_path, values)
+  with pytest.raises(ValueError, match="'norm.weight' stands in .* once"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_weights_with_unmerged_adapters_are_refused(tmp_path, nothing_loads):
+  values = {f"base_model.model.{k}": v for k, v in tensors().items()}
+  layer = "base_model.model.model.layers.0.q"
+  values[f"{layer}.base_layer.weight"] = values.pop(f"{layer}.weight")
+  values[f"{layer}.lora_A.default.weight"] = np.zeros((2, 6), np.float32)
+  write(tmp_path, values)
+  with pytest.raises(ValueError, match="found the adapter tensor .* Merge it"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("name", ["../{}", "{}", "a/../../{}"])
+def test_an_index_opens_no_file_outside_its_folder(
+  tmp_path, nothing_loads, name
+):
+  folder = tmp_path / "policy"
+  folder.mkdir()
+  write(tmp_path, tensors(), "other.safetensors")
+  outside = name.format("other.safetensors")
+  if name == "{}":
+    outside = str(tmp_path / "other.safetensors")
+  (folder / tensor_files.INDEX_NAME).write_text(
+    json.dumps({"weight_map": dict.fromkeys(tensors(), outside)})
+  )
+  with pytest.raises(ValueError, match="nothing is read from elsewhere"):
+    tensor_files.load(folder, ROWS)
+
+
 def test_a_missing_file_is_refused(tmp_path, nothing_loads):
   with pytest.raises(ValueError, match="model.safetensors: no such file"):
     tensor_files.load(tmp_path, ROWS)

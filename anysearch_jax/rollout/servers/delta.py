@@ -10,10 +10,11 @@ version's name, after which servers load it like any folder. The program needs
 only NumPy and the standard library. SHARED is `sglang.weights`.
 
 A delta is a zip file with a checksum of itself at its end. For each chunk of a
-safetensors file, it has the distances between changed pairs of bytes, their XOR
-with the old ones, and a checksum of the result. A host refuses a delta that
-does not fit its copy, with the reason in a file next to the delta; the trainer
-then sends the whole folder.
+safetensors file, changed or not, it has a checksum of the result; for a changed
+one also the distances between changed pairs of bytes, and their XOR with the
+old ones. A host opens the files of its copy only, whatever names a delta has.
+It refuses a delta that does not fit its copy, with the reason in a file next to
+the delta; the trainer then sends the whole folder.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Collection
 
 import numpy as np
 
@@ -45,6 +47,7 @@ _COMPRESSION_LEVEL = 1
 # memory meanwhile.
 _CHUNK_VALUES = 1 << 24
 _INDEX = "index.json"
+_MAX_INDEX_BYTES = 1 << 26  # A model of 10 TB has 300,000 chunks.
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -80,14 +83,14 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
           chunk = new_values[start : start + _CHUNK_VALUES]
           xor = old_values[start : start + _CHUNK_VALUES] ^ chunk
           changed = np.flatnonzero(xor)
+          key = f"{name}/{start}"
+          digests[key] = hashlib.sha256(chunk.data).hexdigest()
           if not len(changed):
             continue
           # Gaps are small numbers, which compress better than indices.
           gaps = np.diff(changed, prepend=-1).astype("<u4")
-          key = f"{name}/{start}"
           archive.writestr(f"{key}/gaps", _planes(gaps))
           archive.writestr(f"{key}/xor", _planes(xor[changed]))
-          digests[key] = hashlib.sha256(chunk.data).hexdigest()
       index = {"base": old.name, "sha256": digests}
       archive.writestr(_INDEX, json.dumps(index))
     file.seek(0)
@@ -103,39 +106,78 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
     copies: folder of the copies, each under its version's name.
 
   Raises:
-    ValueError: the delta is damaged, its base is not there, or the result has
-      another checksum; the copy is then removed.
+    ValueError: the delta is damaged, its base is not there or has other files,
+      or the result has another checksum; the copy is then removed.
   """
   content = path.read_bytes()
   body = content[:-_DIGEST_BYTES]
   digest = content[-_DIGEST_BYTES:]
   if hashlib.sha256(body).digest() != digest:
     raise ValueError(f"{path}: found a damaged delta, expected a whole one.")
-  with zipfile.ZipFile(io.BytesIO(body)) as archive:
-    index = json.loads(archive.read(_INDEX))
-    base = copies / index["base"]
-    if not base.is_dir():
-      names = sorted(p.name for p in copies.iterdir() if p.is_dir())
-      raise ValueError(
-        f"{path}: is a delta of {index['base']!r}, found {names} in {copies}."
+  patched = copies / (path.stem + _UNFINISHED)
+  shutil.rmtree(patched, ignore_errors=True)
+  try:
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+      index = json.loads(_entry(archive, _INDEX, _MAX_INDEX_BYTES))
+      digests = dict(index["sha256"])
+      names = sorted(
+        p.name
+        for p in copies.iterdir()
+        if p.is_dir() and p.suffix != _UNFINISHED
       )
-    patched = copies / (path.stem + _UNFINISHED)
-    shutil.rmtree(patched, ignore_errors=True)
-    base.rename(patched)  # A copy that is being patched is of no version.
-    for key, sha256 in index["sha256"].items():
-      name, start = key.split("/")
-      values = _values(patched / name, "r+")
-      chunk = values[int(start) : int(start) + _CHUNK_VALUES]
-      gaps = _from_planes(archive.read(f"{key}/gaps"), np.dtype("<u4"))
-      changed = np.cumsum(gaps, dtype=np.intp) - 1
-      chunk[changed] ^= _from_planes(archive.read(f"{key}/xor"), chunk.dtype)
-      if hashlib.sha256(chunk.data).hexdigest() != sha256:
-        shutil.rmtree(patched)
+      if index["base"] not in names:
         raise ValueError(
-          f"{path}: {name} has another checksum than expected; the copy of "
-          f"{index['base']!r} was damaged and is removed."
+          f"is a delta of {index['base']!r}, found {names} in {copies}"
         )
+      base = copies / index["base"]
+      expected_keys = {f"{name}/{start}" for name, start in _chunks(base)}
+      if digests.keys() != expected_keys:
+        raise ValueError(
+          f"has chunks of other files than those of {index['base']!r}"
+        )
+      entries = frozenset(archive.namelist())
+      base.rename(patched)  # A copy that is being patched is of no version.
+      for name, start in _chunks(patched):
+        _patch(patched / name, start, archive, entries)
+        chunk = _values(patched / name)[start : start + _CHUNK_VALUES]
+        if hashlib.sha256(chunk.data).hexdigest() != digests[f"{name}/{start}"]:
+          raise ValueError(
+            f"{name} has another checksum than expected; the copy of "
+            f"{index['base']!r} was damaged"
+          )
+  except Exception as error:  # A forged delta can raise almost any of them.
+    shutil.rmtree(patched, ignore_errors=True)
+    raise ValueError(
+      f"{path}: found a delta that does not fit, expected one of this host's "
+      f"copy: {error}. A copy that is half patched is removed."
+    ) from error
   patched.rename(copies / path.stem)
+
+
+def _patch(
+  path: pathlib.Path,
+  start: int,
+  archive: zipfile.ZipFile,
+  entries: Collection[str],
+) -> None:
+  """Patches the chunk of a file that begins at a value, if it has changed."""
+  key = f"{path.name}/{start}"
+  if f"{key}/gaps" not in entries:
+    return
+  chunk = _values(path, "r+")[start : start + _CHUNK_VALUES]
+  gaps_type = np.dtype("<u4")
+  gaps = _entry(archive, f"{key}/gaps", len(chunk) * gaps_type.itemsize)
+  xor = _entry(archive, f"{key}/xor", chunk.nbytes)
+  changed = np.cumsum(_from_planes(gaps, gaps_type), dtype=np.intp) - 1
+  chunk[changed] ^= _from_planes(xor, chunk.dtype)
+
+
+def _entry(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
+  """Returns the bytes of an entry; raises ValueError for more than allowed."""
+  size = archive.getinfo(name).file_size  # Never are more bytes unpacked.
+  if size > max_bytes:
+    raise ValueError(f"{name} has {size} bytes, expected at most {max_bytes}")
+  return archive.read(name)
 
 
 def _planes(values: np.ndarray) -> bytes:
@@ -156,6 +198,15 @@ def _sizes(folder: pathlib.Path) -> dict[str, int]:
   """Returns the bytes of a folder's safetensors, by file name."""
   files = folder.glob("*.safetensors")
   return {path.name: path.stat().st_size for path in files}
+
+
+def _chunks(folder: pathlib.Path) -> list[tuple[str, int]]:
+  """Returns the name of the file and the start of each chunk of a folder."""
+  return [
+    (name, start)
+    for name in _sizes(folder)
+    for start in range(0, len(_values(folder / name)), _CHUNK_VALUES)
+  ]
 
 
 def _values(path: pathlib.Path, mode: str = "r") -> np.ndarray:
