@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.host import disk, json_files, platforms
+from anysearch_jax.host import disk, json_files, platforms, terminal
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import shipped, stopping
 
@@ -174,11 +174,11 @@ def summary_lines(
     ignored = ", ".join(f"{count} {kind}" for kind, count in kinds)
     yield f"left out, of other kinds: {ignored}"
   for path, reason in summary.skipped[:max_skipped]:
-    yield f"skipped {path}: {reason}"
+    yield f"skipped {terminal.printable(path)}: {terminal.printable(reason)}"
   if (unlisted := len(summary.skipped) - max_skipped) > 0:
     yield f"skipped {unlisted} more"
   for path, loss in summary.partly_read[:max_skipped]:
-    yield f"read in part {path}: {loss}"
+    yield f"read in part {terminal.printable(path)}: {terminal.printable(loss)}"
   if (unlisted := len(summary.partly_read) - max_skipped) > 0:
     yield f"read in part {unlisted} more"
 
