@@ -8,11 +8,14 @@ the budget and the question.
     paper_fetch       with a second tool, which opens a page
     documents         for a user's own documents and models that were not
                       trained here: answers cite passages
+    documents_tags    the same for chat models behind an address: without a
+                      search they answer from memory, and a model that gave no
+                      answer is asked once more
     documents_tools   the same for models that search by their own tool calls,
                       so its prompt names no tag
     world             the generated world
 
-The texts of `paper_fetch`, `documents` and `documents_tools` are our own words.
+The texts of `paper_fetch` and of the documents are our own words.
 """
 
 from __future__ import annotations
@@ -35,6 +38,11 @@ _SLOTS = {
   "plain": wording.PROMPT,
   "over_budget": wording.LINE,
   "no_action": wording.LINE,
+}
+
+_CHAT_SLOTS = {
+  "closed": wording.PROMPT,
+  "last": wording.Slots(needs=("Question", "Passages")),
 }
 
 
@@ -86,11 +94,27 @@ def _documents(
   )
 
 
+def _documents_tags(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns the environment of a chat model that writes tags."""
+  return _for_chat_models(_documents(texts), texts)
+
+
 def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
   """Returns the environment without tags of a model that calls tools."""
   texts = {**texts, "scaffold": texts["prompt"], "plain": texts["prompt"]}
   env = _documents(texts, "Searches: {}.", begins="", ends="")
-  return dataclasses.replace(env, format=None)
+  return _for_chat_models(dataclasses.replace(env, format=None), texts)
+
+
+def _for_chat_models(
+  env: spec.Environment, texts: Mapping[str, str]
+) -> spec.Environment:
+  """Returns an environment with the prompts for models not trained here."""
+  return dataclasses.replace(
+    env,
+    closed=wording.template(texts.get("closed", "")),
+    last=texts.get("last", ""),
+  )
 
 
 def _as_the_authors_ran(env: spec.Environment) -> spec.Environment:
@@ -113,9 +137,17 @@ WORDINGS = {
     _as_the_authors_ran
   ),
   "paper_fetch": wording.Wording("paper_fetch.toml", _SLOTS, _with_fetch),
-  "documents": wording.Wording("documents.toml", _SLOTS, _documents),
+  "documents": wording.Wording(
+    "documents.toml", _SLOTS, _documents, optional=_CHAT_SLOTS
+  ),
+  "documents_tags": wording.Wording(
+    "documents.toml", _SLOTS, _documents_tags, optional=_CHAT_SLOTS
+  ),
   "documents_tools": wording.Wording(
-    "documents_tools.toml", wording.ONE_PROMPT, _documents_tools
+    "documents_tools.toml",
+    wording.ONE_PROMPT,
+    _documents_tools,
+    optional=_CHAT_SLOTS,
   ),
   "world": WORLD,
 }

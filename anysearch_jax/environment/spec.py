@@ -66,6 +66,8 @@ class Environment:
       None if the environment has no citations.
     closed: prompt of an episode with a budget of 0 searches; "": the prompts
       above.
+    last: prompt with `{Question}` and `{Passages}` that asks once more for the
+      answer of an episode that ended without one, see `rollout.last_answer`.
   """
 
   scaffold: str
@@ -92,6 +94,7 @@ class Environment:
   states_caps: bool = True
   marked: Callable[[Sequence[types.Span]], str | None] | None = None
   closed: str = ""
+  last: str = ""
 
   def __post_init__(self):
     """Raises ValueError if a tool's call would not end its turn."""

@@ -59,12 +59,15 @@ class Wording:
     slots: the placeholders of each text, by the text's name.
     build: returns the environment from the texts.
     folder: folder of the shipped file.
+    optional: the placeholders of texts that a file may lack, besides
+      `BEGINNINGS`.
   """
 
   shipped: str
   slots: Mapping[str, Slots]
   build: Callable[[Mapping[str, str]], spec.Environment]
   folder: pathlib.Path = SHIPPED
+  optional: Mapping[str, Slots] = dataclasses.field(default_factory=dict)
 
   @functools.cache  # noqa: B019 - wordings live as long as the process.
   def texts(self, file: str = "") -> Texts:
@@ -81,7 +84,8 @@ class Wording:
     """
     shipped = self.folder / self.shipped
     path = pathlib.Path(file) if file else shipped
-    values = read(path, self.slots, BEGINNINGS, shipped=str(shipped))
+    optional = {**BEGINNINGS, **self.optional}
+    values = read(path, self.slots, optional, shipped=str(shipped))
     return Texts(values, file or self.shipped, json_files.sha256(values))
 
   @functools.cache  # noqa: B019

@@ -5,6 +5,12 @@ from __future__ import annotations
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import method
 from anysearch_jax.environment import prompts
+from anysearch_jax.rollout import last_answer
+
+WORDINGS = {
+  name: (words.then(last_answer.add) if words.environment().last else words)
+  for name, words in prompts.WORDINGS.items()
+}
 
 
 def reward(
@@ -39,7 +45,7 @@ def reward(
 METHOD = method.Method(
   "anysearch",
   "AnySearch",
-  environments=prompts.PROMPTS,
-  wordings=prompts.WORDINGS,
+  environments={name: w.environment() for name, w in WORDINGS.items()},
+  wordings=WORDINGS,
   reward=reward,
 )

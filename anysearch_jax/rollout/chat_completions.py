@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import http_calls
@@ -53,7 +54,9 @@ _OFFER: dict[str, Any] = {
 _CHOICE = "tool_choice"
 # Asks for facts that no model knows, so a model with the tool calls it.
 _PROBE = "Use the tool `search` to find out when the lease of flat 7 ends."
-_PROBE_TOKENS = 2048  # Some models think before they call.
+_PROBE_MESSAGES = [{"role": "user", "content": _PROBE}]
+# Enough to call; a model that thinks for longer is asked by tags.
+_PROBE_TOKENS = 256
 # Names that servers give the field with a model's reasoning.
 _REASONING = ("reasoning_content", "reasoning")
 _OPENS = "<think>"
@@ -134,28 +137,45 @@ class ChatEngine(completions.CompletionsEngine):
         `http_calls.StatusError` of `MISSING` if it has no such route, or does
         not know the model.
     """
-    fields = {
-      "messages": [{"role": "user", "content": _PROBE}],
-      "max_tokens": _PROBE_TOKENS,
-    }
     sampling = dataclasses.replace(self._sampling, temperature=0.0)
-    if self.mode != TAGS:
-      try:
-        reply, _ = await self._ask(
-          fields | _OFFER, sampling, _read_message, _EXPECTED
-        )
-      except http_calls.StatusError as error:
-        if self.mode or error.status not in _NO_TOOLS:
-          raise
-        self.why = f"the server takes no tools: {error}"
-      else:
-        self.mode = self.mode or (TOOLS if reply.query else TAGS)
-        self.why = f"it {'called' if reply.query else 'did not call'} the tool"
-        return self.mode
-    await self._ask(fields, sampling, _read_message, _EXPECTED)
-    self.mode = TAGS
-    self.why = self.why or "as the environment's prompt says"
+    if not self.mode:
+      await self._choose_mode(sampling)
+    else:
+      fields = {"messages": _PROBE_MESSAGES, "max_tokens": 1}
+      await self._ask(fields, sampling, _read_message, _EXPECTED)
     return self.mode
+
+  async def _choose_mode(self, sampling: config_lib.SamplingConfig) -> None:
+    """Decides by one question whether the model calls tools; raises as `probe`.
+
+    A model that does not end in time is asked by tags.
+    """
+    fields = {"messages": _PROBE_MESSAGES, "max_tokens": _PROBE_TOKENS}
+    self.mode = TAGS
+    try:
+      reply, _ = await self._ask(
+        fields | _OFFER, sampling, _read_message, _EXPECTED
+      )
+    except http_calls.StatusError as error:
+      if error.status not in _NO_TOOLS:
+        self.mode = ""
+        raise
+      self.why = f"the server takes no tools: {error}"
+    except http_calls.LateError as error:
+      self.why = f"its reply to a question did not come in time: {error}"
+    else:
+      # A policy of this project writes its tags, also if a tool is offered.
+      writes_tags = reply.call.startswith(f"<{protocol.SEARCH}>")
+      calls_tool = bool(reply.query) and not writes_tags
+      self.mode = TOOLS if calls_tool else TAGS
+      self.why = f"it {'called' if calls_tool else 'did not call'} the tool"
+      return
+    try:
+      fields["max_tokens"] = 1
+      await self._ask(fields, sampling, _read_message, _EXPECTED)
+    except types.RetrievalError:
+      self.mode = ""
+      raise
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """See `types.Engine`."""
@@ -426,7 +446,8 @@ def _turn_of_message(
     text = text[: reply.call_start]
     if not thought:
       thought, text = _split_thought(text)
-    text = protocol.neutralise(text).strip()
+    tagged_answer = protocol.last_content(text, "answer")
+    text = protocol.neutralise(tagged_answer or text).strip()
     matched = ""
     if reply.query:
       text += f"<search>{protocol.neutralise(reply.query)}</search>"

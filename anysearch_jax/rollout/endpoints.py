@@ -25,7 +25,7 @@ CALLS = {
 }
 KEY = "OPENAI_API_KEY"
 # The environment of a user's own documents, by the way the model is asked.
-_DOCUMENTS = {"tools": "documents_tools", "tags": "documents"}
+_DOCUMENTS = {"tools": "documents_tools", "tags": "documents_tags"}
 _LISTED_MODELS = 10  # Of a server, in an error.
 _CONTEXT_TOKENS = 16384  # Of a model whose context is unknown.
 
@@ -124,7 +124,7 @@ def open_endpoint(
       "http://127.0.0.1:8000/v1."
     )
   prompts = episode.prompts
-  is_documents = prompts in _DOCUMENTS.values()
+  is_documents = prompts in ("documents", *_DOCUMENTS.values())
   if calls == "auto" and folder:
     calls = COMPLETIONS
   if calls not in ("auto", *CALLS) or (folder and calls != COMPLETIONS):

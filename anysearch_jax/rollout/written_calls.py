@@ -92,7 +92,12 @@ def find(text: str, tools: Collection[str]) -> WrittenCall | None:
     tools: names of the tools.
   """
   text = text[:_LONGEST]
-  calls = [*_after_names(text), *_in_json(text), *_in_python(text)]
+  calls = [
+    *_after_names(text),
+    *_in_json(text),
+    *_in_python(text),
+    *_in_tags(text, tools),
+  ]
   offered = [call for call in calls if call.name in tools]
   if not offered:
     return None
@@ -184,6 +189,14 @@ def _in_python(text: str) -> Iterator[WrittenCall]:
         yield WrittenCall(*call, start)
         break
       closing = line.rfind(")", 0, closing)
+
+
+def _in_tags(text: str, tools: Collection[str]) -> Iterator[WrittenCall]:
+  """Yields calls in the tags of the paper, `<search>lease</search>`."""
+  for tool in tools:
+    match = re.search(rf"<{tool}>([^<]+)</{tool}>", text)
+    if match is not None:
+      yield WrittenCall(tool, {"query": match[1].strip()}, match.start())
 
 
 def _python_call(expression: str) -> tuple[str, dict[str, Any]] | None:

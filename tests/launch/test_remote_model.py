@@ -154,7 +154,7 @@ def test_own_questions_are_evaluated_over_budgets(documents, tmp_path):
     "2 searches"
   ) in said
   assert "tokens read and" in said and "$0.0" in said
-  assert 'episode.prompts "documents_tools" -> "documents"' in str(again)
+  assert 'episode.prompts "documents_tools" -> "documents_tags"' in str(again)
   noted = json.loads((tmp_path / "run/provenance.json").read_text())
   assert noted["policy"]["calls"] == "tools"
   assert noted["policy"]["openai"] == f"scripted@{server.url}"
@@ -189,7 +189,9 @@ def test_one_question_decides_how_a_model_is_asked(
     config, chosen = read_flags(*documents, f"--openai={server.url}")
   assert sentence in capsys.readouterr().err
   tools = behaviour == "tools"
-  assert config.episode.prompts == "documents" + "_tools" * tools
+  assert config.episode.prompts == (
+    "documents_tools" if tools else "documents_tags"
+  )
   assert config.policy == chosen.name == f"scripted@{server.url}"
 
 

@@ -278,3 +278,25 @@ def test_probe_of_an_unusable_server_is_an_error(values, sentence):
     pytest.raises(http_calls.StatusError, match=sentence),
   ):
     loop.run(engine.probe())
+
+
+def test_a_model_that_rambles_in_the_probe_is_asked_by_tags():
+  """A slow model, on a CPU, does not keep a user from asking."""
+  silent = Fault(hang="silent")
+  with (
+    chat_endpoint.served("tags", faults=[silent]) as server,
+    engine_at(server, mode="", deadline=0.5) as engine,
+  ):
+    assert loop.run(engine.probe()) == engine.mode == "tags"
+  assert "did not come in time" in engine.why
+  assert [body["max_tokens"] for body in server.asked] == [256, 1]
+
+
+def test_a_mode_that_is_given_is_checked_by_one_token():
+  with (
+    chat_endpoint.served("tools") as server,
+    engine_at(server, mode="tools") as engine,
+  ):
+    assert loop.run(engine.probe()) == "tools"
+  (body,) = server.asked
+  assert body["max_tokens"] == 1 and "tools" not in body

@@ -115,6 +115,7 @@ SPELLINGS = {
   "a list of calls": (
     '{"tool_calls":[{"name":"search","arguments":{"query":"lease end"}}]}'
   ),
+  "the paper's tags": ("<search>lease end</search>"),
 }
 ANSWERS = (
   "In June 2027 [1].",
@@ -177,6 +178,14 @@ def test_an_answer_that_is_no_call_stays_an_answer(text):
   with chat_endpoint.served("prose", answer=text) as server:
     answered, _, _ = chat.ask(server)
   assert answered.answer.startswith(text.partition(" [1]")[0])
+
+
+def test_an_answer_in_the_papers_tags_is_its_content():
+  with chat_endpoint.served(
+    "prose", answer="So: <answer>June [1]</answer>"
+  ) as server:
+    answered, _, _ = chat.ask(server)
+  assert answered.answer == "June [1]"
 
 
 @pytest.mark.parametrize("text", MALFORMED)

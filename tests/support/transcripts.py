@@ -56,7 +56,7 @@ def play(
   asks, script = _critic_asks(environment), iter(turns)
 
   def say(request):
-    if request.address.attempt >> 16:
+    if early_turns and request.address.attempt >> 16:
       return next(early)
     read = scripted.CODEC.decode(request.token_ids)
     asked = asks and read.endswith(asks)
