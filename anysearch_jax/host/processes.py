@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import json
 import sys
 import threading
@@ -24,14 +23,17 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+import safetensors
 from jax.experimental import multihost_utils
+from safetensors import numpy as safetensors_numpy
 
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 22  # Limit on the bytes of each process in one exchange.
 # The only key of the JSON object that replaces an array; its value is the
-# array's number.
+# array's name.
 _ARRAY_KEY = "\0array"
+_TEXT = "text"  # The name of the array that holds the JSON text.
 # Packages whose errors are raised again with their own class.
 _KNOWN_PACKAGES = ("builtins", "anysearch_jax")
 _thread = threading.local()  # `alone`: whether the thread is inside of it.
@@ -154,39 +156,52 @@ def _copied(sharding: jax.sharding.NamedSharding):
 
 
 def encode(value: Any, error: Exception | None = None) -> bytes:
-  """Encodes a value and an error: JSON, then the value's arrays."""
-  arrays: list[np.ndarray] = []
+  """Encodes a value and an error: safetensors of JSON text and of arrays."""
+  arrays: dict[str, np.ndarray] = {}
 
-  def set_aside(x: Any) -> dict[str, int]:
+  def set_aside(x: Any) -> dict[str, str]:
     if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
       raise TypeError(
         f"Found {type(x).__name__}, expected JSON values and NumPy arrays of "
         "numbers; nothing else is shared between processes."
       )
-    arrays.append(x)
-    return {_ARRAY_KEY: len(arrays) - 1}
+    name = str(len(arrays))
+    arrays[name] = np.asarray(x, order="C")
+    return {_ARRAY_KEY: name}
 
   description = None if error is None else _describe_error(error)
   text = json.dumps([value, description], default=set_aside).encode()
-  file = io.BytesIO()
-  for array in (np.frombuffer(text, np.uint8), *arrays):
-    np.save(file, array, allow_pickle=False)
-  return file.getvalue()
+  arrays[_TEXT] = np.frombuffer(text, np.uint8)
+  return safetensors_numpy.save(arrays)
 
 
 def decode(content: bytes) -> tuple[Any, dict[str, Any] | None]:
-  """Returns the value and the description of the error; see `encode`."""
-  file = io.BytesIO(content)
-  parts = []
-  while file.tell() < len(content):
-    parts.append(np.load(file, allow_pickle=False))
-  text, *arrays = parts
-  value, description = json.loads(
-    text.tobytes(),
-    object_hook=lambda x: (
-      arrays[x[_ARRAY_KEY]] if x.keys() == {_ARRAY_KEY} else x
-    ),
-  )
+  """Returns the value and the description of the error; see `encode`.
+
+  Raises:
+    ValueError: the bytes are not a message. Nothing is allocated that is not
+      in them.
+  """
+  try:
+    arrays = safetensors_numpy.load(content)
+    value, description = json.loads(
+      arrays.pop(_TEXT).tobytes(),
+      object_hook=lambda x: (
+        arrays[x[_ARRAY_KEY]] if x.keys() == {_ARRAY_KEY} else x
+      ),
+    )
+  except (
+    safetensors.SafetensorError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+  ) as error:
+    raise ValueError(
+      f"Found {len(content)} bytes of another process that are no message "
+      f"({error!r:.200}), expected one of this program; run the same version "
+      "in every process."
+    ) from error
   return value, description
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
+import tracemalloc
 from concurrent import futures
 
 import jax
@@ -104,6 +106,59 @@ def test_arrays_arrive_bit_for_bit(other, dtype, shape):
   for found, expected in ((x, array), (inner["y"], array.T)):
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert found.tobytes() == expected.tobytes()
+
+
+def _npz():
+  file = io.BytesIO()
+  np.savez(file, a=np.zeros(1))
+  return file.getvalue()
+
+
+def _npy(shape):
+  file = io.BytesIO()
+  header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+  np.lib.format.write_array_header_1_0(file, header)
+  return file.getvalue()
+
+
+def _safetensors(shape, text=b"[0, null]"):
+  array = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}
+  span = [4, 4 + len(text)]
+  values = {"dtype": "U8", "shape": [len(text)], "data_offsets": span}
+  header = json.dumps({"0": array, "text": values}).encode()
+  return len(header).to_bytes(8, "little") + header + b"1234" + text
+
+
+@pytest.mark.parametrize(
+  "content",
+  [
+    b"",
+    b"no message",
+    _npz(),
+    _npy((1 << 40,)),
+    b"\xff" * 16,
+    (1 << 40).to_bytes(8, "little") + b"{}",
+    _safetensors([1 << 40]),
+    _safetensors([1], b"[0, nul]"),
+    _safetensors([1], b"[0, 1, 2]"),
+    _safetensors([1], b"[" * 9000 + b"]" * 9000),
+    _safetensors([1], json.dumps([{"\0array": "1"}, None]).encode()),
+    _safetensors([1], json.dumps([{"\0array": []}, None]).encode()),
+  ],
+)
+def test_bytes_that_are_no_message_end_at_once_and_allocate_nothing(content):
+  """An archive of arrays was read again and again, and took all memory."""
+  tracemalloc.start()
+  try:
+    with pytest.raises(ValueError, match=f"Found {len(content)} bytes of ano"):
+      processes.decode(content)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 23
+  finally:
+    tracemalloc.stop()
+  whole = processes.encode([np.arange(3)])
+  for size in range(len(whole)):
+    with pytest.raises(ValueError, match="are no message"):
+      processes.decode(whole[:size])
 
 
 @pytest.mark.parametrize(
