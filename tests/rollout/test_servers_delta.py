@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import io
+import json
 import pathlib
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import fake_sglang
 import jax
@@ -125,10 +129,102 @@ def test_a_damaged_copy_is_removed_and_never_served(pair):
   assert not list(copies.iterdir())
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_damage_where_nothing_changed_is_found(pair, name):
+  """Also in a delta that changes no weight."""
+  path, copies = pair
+  base = path.with_name("a.0-0")
+  delta.write(path, base, base)
+  file = copies / base.name / name
+  content = bytearray(file.read_bytes())
+  content[len(content) // 2] ^= 1
+  file.write_bytes(content)
+  with pytest.raises(ValueError, match=f"{name} has another checksum"):
+    delta.apply(path, copies)
+  assert not list(copies.iterdir())
+
+
+def test_a_copy_with_one_more_file_is_refused(pair):
+  path, copies = pair
+  (copies / "a.0-0" / "extra.safetensors").write_bytes(b"12345678")
+  with pytest.raises(ValueError, match="of other files than the copy of"):
+    delta.apply(path, copies)
+
+
+def _forge(path, change):
+  """Writes a delta again, with other parts and a checksum that fits."""
+  with zipfile.ZipFile(path) as archive:
+    parts = {name: archive.read(name) for name in archive.namelist()}
+  index = json.loads(parts.pop("index.json"))
+  change(index, parts)
+  file = io.BytesIO()
+  with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    for name, content in parts.items():
+      archive.writestr(name, content)
+    archive.writestr("index.json", json.dumps(index))
+  body = file.getvalue()
+  path.write_bytes(body + hashlib.sha256(body).digest())
+
+
+FIRST = "model.safetensors/0"
+
+
+def _names_a_file_outside(index, parts):
+  index["sha256"]["../../victim/0"] = index["sha256"][FIRST]
+  parts["../../victim/0/gaps"] = parts[f"{FIRST}/gaps"]
+  parts["../../victim/0/xor"] = parts[f"{FIRST}/xor"]
+
+
+@pytest.mark.parametrize(
+  ("change", "sentence"),
+  [
+    (_names_a_file_outside, "is of other files than the copy of 'a.0-0'"),
+    (lambda index, _: index["sha256"].pop(FIRST), "is of other files than"),
+    (lambda index, _: index.update(base="../victims"), "delta of '../victims'"),
+    (lambda index, _: index.update(base="."), "is a delta of '.'"),
+    (lambda index, _: index.update(base=["a"]), r"is a delta of \['a'\]"),
+    (lambda index, _: index.pop("base"), "base"),
+    (
+      lambda _, parts: parts.update({f"{FIRST}/gaps": bytes(1 << 24)}),
+      "gaps has more than .* bytes",
+    ),
+    (
+      lambda _, parts: parts.update({f"{FIRST}/xor": bytes(1 << 24)}),
+      "xor has more than .* bytes",
+    ),
+    (
+      lambda _, parts: parts.update({f"{FIRST}/gaps": b"\xff" * 8}),
+      "out of bounds",
+    ),
+    (lambda _, parts: parts.pop(f"{FIRST}/xor"), "no item named"),
+  ],
+)
+def test_a_forged_delta_changes_nothing_outside_its_copy(
+  pair, tmp_path, change, sentence
+):
+  path, copies = pair
+  victims = tmp_path / "victims"
+  victims.mkdir()
+  for victim in (tmp_path / "victim", victims / "model.safetensors"):
+    shutil.copyfile(copies / "a.0-0" / "model.safetensors", victim)
+  before = (tmp_path / "victim").read_bytes(), _files(victims)
+  _forge(path, change)
+  with pytest.raises(ValueError, match=sentence):
+    delta.apply(path, copies)
+  assert ((tmp_path / "victim").read_bytes(), _files(victims)) == before
+  assert not (copies / "a.1-1").exists()
+  # A host that follows deltas says why, and goes on.
+  shared = tmp_path / "anysearch-weights-1"
+  shared.mkdir()
+  path.rename(shared / path.name)
+  delta.follow(tmp_path, copies)
+  assert (shared / "a.1-1.refused").read_text()
+
+
 def test_folders_of_different_shapes_have_no_delta(tmp_path):
   hf.save(tmp_path / "a", engines.policy())
   hf.save(tmp_path / "b", engines.policy(), dtype="bfloat16")
-  with pytest.raises(ValueError, match="found other tensors than in"):
+  with pytest.raises(ValueError, match="found other files than in"):
     delta.write(tmp_path / "b.delta", tmp_path / "a", tmp_path / "b")
 
 

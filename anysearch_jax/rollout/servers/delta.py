@@ -1,4 +1,4 @@
-"""Deltas of weights: the changes of a folder's safetensors since a version.
+"""Deltas of weights: the changes of a folder's files since a version.
 
 An optimizer step changes few bfloat16 weights. If the servers do not share the
 trainer's RAM, only a delta crosses the network. On each host of servers,
@@ -10,10 +10,11 @@ version's name, after which servers load it like any folder. The program needs
 only NumPy and the standard library. SHARED is `sglang.weights`.
 
 A delta is a zip file with a checksum of itself at its end. For each chunk of a
-safetensors file, it has the distances between changed pairs of bytes, their XOR
-with the old ones, and a checksum of the result. A host refuses a delta that
-does not fit its copy, with the reason in a file next to the delta; the trainer
-then sends the whole folder.
+file, it has a checksum of the result and, if the chunk changed, the distances
+between changed pairs of bytes and their XOR with the old ones. A host reads and
+writes only files of its copy. It refuses a delta that does not fit its copy,
+with the reason in a file next to the delta; the trainer then sends the whole
+folder.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import sys
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -45,6 +47,8 @@ _COMPRESSION_LEVEL = 1
 # memory meanwhile.
 _CHUNK_VALUES = 1 << 24
 _INDEX = "index.json"
+# Limit on the index: 100 bytes for each chunk, which is 10 TB of weights.
+_MAX_INDEX_BYTES = 1 << 25
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -59,13 +63,13 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
     new: the folder that they get.
 
   Raises:
-    ValueError: the folders do not have the same tensors.
+    ValueError: the folders do not have the same files.
   """
   sizes = _sizes(new)
   if sizes != _sizes(old):
     raise ValueError(
-      f"{new}: found other tensors than in {old}, expected the same names, "
-      "types and shapes."
+      f"{new}: found other files than in {old}, expected the same names and "
+      "sizes, as weights of the same names, types and shapes have."
     )
   unfinished = path.with_name(path.name + _UNFINISHED)
   with open(unfinished, "wb+") as file:
@@ -73,21 +77,19 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
       file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION_LEVEL
     ) as archive:
       digests = {}
-      for name in sizes:
-        old_values = _values(old / name)
-        new_values = _values(new / name)
-        for start in range(0, len(new_values), _CHUNK_VALUES):
-          chunk = new_values[start : start + _CHUNK_VALUES]
-          xor = old_values[start : start + _CHUNK_VALUES] ^ chunk
-          changed = np.flatnonzero(xor)
-          if not len(changed):
-            continue
-          # Gaps are small numbers, which compress better than indices.
-          gaps = np.diff(changed, prepend=-1).astype("<u4")
-          key = f"{name}/{start}"
-          archive.writestr(f"{key}/gaps", _planes(gaps))
-          archive.writestr(f"{key}/xor", _planes(xor[changed]))
-          digests[key] = hashlib.sha256(chunk.data).hexdigest()
+      for name, start in _chunks(sizes):
+        span = slice(start, start + _CHUNK_VALUES)
+        chunk = _values(new / name)[span]
+        key = f"{name}/{start}"
+        digests[key] = hashlib.sha256(chunk.data).hexdigest()
+        xor = _values(old / name)[span] ^ chunk
+        changed = np.flatnonzero(xor)
+        if not len(changed):
+          continue
+        # Gaps are small numbers, which compress better than indices.
+        gaps = np.diff(changed, prepend=-1).astype("<u4")
+        archive.writestr(f"{key}/gaps", _planes(gaps))
+        archive.writestr(f"{key}/xor", _planes(xor[changed]))
       index = {"base": old.name, "sha256": digests}
       archive.writestr(_INDEX, json.dumps(index))
     file.seek(0)
@@ -111,31 +113,77 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
   digest = content[-_DIGEST_BYTES:]
   if hashlib.sha256(body).digest() != digest:
     raise ValueError(f"{path}: found a damaged delta, expected a whole one.")
-  with zipfile.ZipFile(io.BytesIO(body)) as archive:
-    index = json.loads(archive.read(_INDEX))
-    base = copies / index["base"]
-    if not base.is_dir():
-      names = sorted(p.name for p in copies.iterdir() if p.is_dir())
-      raise ValueError(
-        f"{path}: is a delta of {index['base']!r}, found {names} in {copies}."
-      )
-    patched = copies / (path.stem + _UNFINISHED)
+  patched = copies / (path.stem + _UNFINISHED)
+  try:
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+      _patch(archive, copies, patched)
+  # A zip file of somebody else can raise almost any exception.
+  except Exception as error:
     shutil.rmtree(patched, ignore_errors=True)
-    base.rename(patched)  # A copy that is being patched is of no version.
-    for key, sha256 in index["sha256"].items():
-      name, start = key.split("/")
-      values = _values(patched / name, "r+")
-      chunk = values[int(start) : int(start) + _CHUNK_VALUES]
-      gaps = _from_planes(archive.read(f"{key}/gaps"), np.dtype("<u4"))
-      changed = np.cumsum(gaps, dtype=np.intp) - 1
-      chunk[changed] ^= _from_planes(archive.read(f"{key}/xor"), chunk.dtype)
-      if hashlib.sha256(chunk.data).hexdigest() != sha256:
-        shutil.rmtree(patched)
-        raise ValueError(
-          f"{path}: {name} has another checksum than expected; the copy of "
-          f"{index['base']!r} was damaged and is removed."
-        )
+    if isinstance(error, OSError):  # The RAM may be full.
+      raise
+    raise ValueError(f"{path}: {error}") from error
   patched.rename(copies / path.stem)
+
+
+def _patch(
+  archive: zipfile.ZipFile, copies: pathlib.Path, patched: pathlib.Path
+) -> None:
+  """Renames the copy of an archive's base to `patched`, and patches it.
+
+  Nothing changes before the names in the archive are known to be those of the
+  copy.
+
+  Raises:
+    Exception: the archive is not a delta of a copy; `patched` is then damaged.
+  """
+  index = json.loads(_part(archive, _INDEX, _MAX_INDEX_BYTES))
+  bases = sorted(p.name for p in copies.iterdir() if p.is_dir())
+  if index["base"] not in bases:
+    raise ValueError(
+      f"is a delta of {index['base']!r}, found {bases} in {copies}."
+    )
+  base = copies / index["base"]
+  chunks = list(_chunks(_sizes(base)))
+  keys = [f"{name}/{start}" for name, start in chunks]
+  if set(index["sha256"]) != set(keys):
+    raise ValueError(
+      f"is of other files than the copy of {index['base']!r} has; expected "
+      "the same names and sizes."
+    )
+  shutil.rmtree(patched, ignore_errors=True)
+  base.rename(patched)  # A copy that is being patched is of no version.
+  parts = set(archive.namelist())
+  for key, (name, start) in zip(keys, chunks, strict=True):
+    chunk = _values(patched / name, "r+")[start : start + _CHUNK_VALUES]
+    if f"{key}/gaps" in parts:
+      kind = np.dtype("<u4")
+      planes = _part(archive, f"{key}/gaps", kind.itemsize * len(chunk))
+      changed = np.cumsum(_from_planes(planes, kind), dtype=np.intp) - 1
+      planes = _part(archive, f"{key}/xor", chunk.nbytes)
+      chunk[changed] ^= _from_planes(planes, chunk.dtype)
+    if hashlib.sha256(chunk.data).hexdigest() != index["sha256"][key]:
+      raise ValueError(
+        f"{name} has another checksum than expected; the copy of "
+        f"{index['base']!r} was damaged and is removed."
+      )
+
+
+def _part(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
+  """Returns a part of an archive; raises ValueError if it is over the limit."""
+  with archive.open(name) as file:
+    content = file.read(limit + 1)
+  if len(content) > limit:
+    raise ValueError(f"{name} has more than {limit} bytes, expected fewer.")
+  return content
+
+
+def _chunks(sizes: dict[str, int]) -> Iterator[tuple[str, int]]:
+  """Yields the file and the first value of each chunk, see `_values`."""
+  for name, size in sizes.items():
+    values = size if size % 2 else size // 2
+    for start in range(0, values, _CHUNK_VALUES):
+      yield name, start
 
 
 def _planes(values: np.ndarray) -> bytes:
@@ -153,8 +201,8 @@ def _from_planes(planes: bytes, kind: np.dtype) -> np.ndarray:
 
 
 def _sizes(folder: pathlib.Path) -> dict[str, int]:
-  """Returns the bytes of a folder's safetensors, by file name."""
-  files = folder.glob("*.safetensors")
+  """Returns the bytes of a folder's files, by name."""
+  files = [path for path in folder.iterdir() if path.is_file()]
   return {path.name: path.stat().st_size for path in files}
 
 
