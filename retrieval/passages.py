@@ -72,7 +72,9 @@ class Corpus:
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)
     try:
-      self.info: dict[str, Any] = json.loads((folder / _INFO).read_bytes())
+      self.info: dict[str, Any] = json_files.read(folder / _INFO)
+      if reason := disk.lfs_reason(folder / _OFFSETS):
+        raise ValueError(f"{_OFFSETS} {reason}")
       self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
       lines = self.info["lines"]
       if lines != LINES and not os.path.isabs(lines):
@@ -182,6 +184,9 @@ def prepare(
     raise CorpusError(
       f"{source}: found {kind}, expected a corpus. {_OTHER_FILES}"
     )
+  for path in tables or [source]:
+    if reason := disk.lfs_reason(path):
+      raise CorpusError(f"{path}: {reason}.")
   stats = [path.stat() for path in tables or [source]]
   made_of = {
     "source": str(source),

@@ -69,9 +69,8 @@ def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
       f"{path}: found the key {error}, expected it once; remove one."
     ) from error
   except (ValueError, RecursionError) as error:
-    raise ValueError(
-      f"{path}: not a whole JSON file ({error}); copy it again."
-    ) from error
+    damage = f"not a whole JSON file ({error}); copy it again"
+    raise ValueError(f"{path}: {disk.lfs_reason(path) or damage}.") from error
   if not isinstance(values, kind):
     expected = "object" if kind is dict else "list"
     raise ValueError(

@@ -108,6 +108,7 @@ def describe(
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
   """Reads architecture and tokenizer of a folder; raises as `load` does."""
   folder = pathlib.Path(folder)
+  hf_config.refuse_other_kinds(folder)
   path = folder / "config.json"
   if not path.is_file():
     name = folder.name
@@ -120,7 +121,6 @@ def describe(
       f"{folder}: no config.json; expected a Hugging Face folder. {advice}"
     )
   config = json_files.read(path)
-  hf_config.refuse_adapter(folder)
   try:
     a = hf_architecture.from_hf(config)
   except ValueError as error:

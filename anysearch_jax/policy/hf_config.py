@@ -13,6 +13,8 @@ import pathlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+from anysearch_jax.host import json_files
+
 # Keys of transformers' base class, and keys about the file itself, about
 # returned values, training and classification.
 _BOOKKEEPING = """
@@ -126,12 +128,33 @@ def check_keys(
       )
 
 
-def refuse_adapter(folder: pathlib.Path) -> None:
-  """Raises ValueError if a folder has an `adapter_config.json`.
+def refuse_other_kinds(folder: pathlib.Path) -> None:
+  """Raises ValueError for adapters, and for models of llama.cpp.
 
-  transformers would add that adapter to the model.
+  transformers would add an adapter beside weights to the model.
   """
-  if (folder / "adapter_config.json").exists():
+  ggufs = (
+    [folder] if folder.suffix == ".gguf" else sorted(folder.glob("*.gguf"))
+  )
+  if ggufs and not any(folder.glob("*.safetensors*")):
+    raise ValueError(
+      f"{ggufs[0]}: found a GGUF model, expected a Hugging Face folder with "
+      "safetensors. Download the model that it was made of, or ask it behind "
+      f"an address: `llama-server -m {ggufs[0].name}`, then "
+      "--openai=http://127.0.0.1:8080/v1."
+    )
+  path = folder / "adapter_config.json"
+  if path.is_file() and not (folder / "config.json").is_file():
+    base = json_files.read(path).get("base_model_name_or_path") or "BASE"
+    raise ValueError(
+      f"{folder}: found an adapter of {base} (adapter_config.json), expected a "
+      "whole model. Merge it with PEFT and name the result: "
+      '`python -c "import peft, transformers as t; '
+      f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})"
+      ".merge_and_unload().save_pretrained('DIR'); "
+      f"t.AutoTokenizer.from_pretrained({base!r}).save_pretrained('DIR')\"`."
+    )
+  if path.exists():
     raise ValueError(
       f"{folder}: found adapter_config.json, whose adapter transformers adds "
       "to the model; expected plain weights. Merge it with PEFT "

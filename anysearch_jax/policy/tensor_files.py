@@ -41,6 +41,12 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 # (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
 _MXFP4 = "MXFP4"
 _BLOCK = 32  # Numbers of an MXFP4 block.
+# What torch.compile, FSDP, activation checkpoints, data parallelism, PEFT and
+# models of pictures add to the names of a model's tensors when it is saved.
+_WRAPPERS = re.compile(
+  r"(^module\.|^base_model\.model\.|_orig_mod\.|_fsdp_wrapped_module\."
+  r"|_checkpoint_wrapped_module\.)(module\.)?|(?<=\bmodel\.)language_model\."
+)
 _HASHED_AT_ONCE = 4  # Files: more threads wait for the same disk.
 
 
@@ -48,7 +54,7 @@ class Tensor(NamedTuple):
   """The description of a tensor in headers.
 
   Attributes:
-    name: its name; of MXFP4 the common part of two names.
+    name: its name in the file; of MXFP4 the common part of two names.
     path: its file.
     shape: its shape; of MXFP4 that of the unpacked numbers.
     dtype: its type, by the format's name, or `MXFP4`.
@@ -129,6 +135,7 @@ def load(
 def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
   """Reads the headers of a folder's safetensors, by tensor name.
 
+  Names are those of the model alone, without what wrappers of it added.
   Matrices of experts in MXFP4, `NAME_blocks` and `NAME_scales`, are one tensor.
 
   Raises:
@@ -139,22 +146,23 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
   for path in _files(folder):
     try:
       with safetensors.safe_open(path, framework="numpy") as handle:
-        for name in handle.keys():
+        for stored in handle.keys():
+          name = _WRAPPERS.sub("", stored)
           if name in tensors:
             raise ValueError(
               f"{folder}: tensor {name!r} stands in {tensors[name].path.name} "
               f"and in {path.name}; expected it once."
             )
-          header = handle.get_slice(name)
+          header = handle.get_slice(stored)
           shape = tuple(header.get_shape())
-          tensors[name] = Tensor(name, path, shape, header.get_dtype())
+          tensors[name] = Tensor(stored, path, shape, header.get_dtype())
     except safetensors.SafetensorError as error:
-      raise ValueError(
-        f"{path}: not a whole safetensors file ({error}); copy it again."
-      ) from error
-  for blocks in [x for x in tensors.values() if x.name.endswith("_blocks")]:
-    name = blocks.name.removesuffix("_blocks")
-    scales = tensors.get(name + "_scales", blocks)
+      damage = f"not a whole safetensors file ({error}); copy it again"
+      raise ValueError(f"{path}: {disk.lfs_reason(path) or damage}.") from error
+  for blocks_name in [x for x in tensors if x.endswith("_blocks")]:
+    name = blocks_name.removesuffix("_blocks")
+    blocks = tensors[blocks_name]
+    scales = tensors.get(f"{name}_scales", blocks)
     bytes_ = {blocks.dtype, scales.dtype} == {"U8"} and len(blocks.shape) == 4
     if bytes_ and blocks.shape == (*scales.shape, _BLOCK // 2):
       experts, outputs, count = scales.shape
@@ -162,7 +170,7 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
       tensors[name] = Tensor(
         name, blocks.path, shape, _MXFP4, packed=(blocks, scales)
       )
-      del tensors[blocks.name], tensors[scales.name]
+      del tensors[blocks_name], tensors[f"{name}_scales"]
   return tensors
 
 

@@ -8,6 +8,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator
 
+from anysearch_jax.host import disk
 from anysearch_jax.retrieval.documents import (
   mail,
   markup,
@@ -95,6 +96,8 @@ def read(path: str, recognizer: pdf.Recognizer | None = None) -> Iterator[Part]:
 def _reader(
   path: pathlib.Path, recognizer: pdf.Recognizer | None
 ) -> Callable[[pathlib.Path], Iterator[Part]]:
+  if reason := disk.lfs_reason(path):
+    raise ReadError(reason)
   if recognizer and path.suffix.lower() in PICTURES:
     return lambda picture: iter([Part(recognizer(picture))])
   ending = _true_ending(path)

@@ -66,12 +66,12 @@ def describe(folder: pathlib.Path) -> Model:
     ValueError: the file is missing, or the model is not supported; the message
       names the folder.
   """
+  hf_config.refuse_other_kinds(folder)
   path = folder / "config.json"
   if not path.is_file():
     raise ValueError(
       f"{folder}: no config.json; expected a Hugging Face folder of an encoder."
     )
-  hf_config.refuse_adapter(folder)
   config = json_files.read(path)
   kind = config.get("model_type")
   try:

@@ -160,7 +160,8 @@ class Shards:
     try:
       array = np.load(file, mmap_mode="r")
     except (OSError, ValueError) as error:
-      raise DamagedError(f"{file}: {error}.") from error
+      reason = disk.lfs_reason(file) if file.is_file() else ""
+      raise DamagedError(f"{file}: {reason or error}.") from error
     actual = (array.dtype, array.shape)
     expected = (_STORED[self.dtype], (end - start, self.dim))
     if actual != expected:

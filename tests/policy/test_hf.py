@@ -125,6 +125,56 @@ def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
     hf.load(tiny.folder)
 
 
+def test_an_adapter_alone_is_refused_with_its_base(tiny, nothing_loads):
+  folder = tiny.folder.with_name("adapter")
+  folder.mkdir()
+  config = folder / "adapter_config.json"
+  config.write_text('{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}')
+  with pytest.raises(
+    ValueError,
+    match=r"an adapter of Qwen/Qwen3-0.6B .*a whole model.*merge_and_unload",
+  ):
+    hf.load(folder)
+
+
+def test_a_gguf_model_is_refused_by_its_name(tiny, nothing_loads):
+  """Also as a file, and beside the other files of a folder."""
+  (tiny.folder / tensor_files.SINGLE_NAME).unlink()
+  gguf = tiny.folder / "small.Q4_K_M.gguf"
+  gguf.write_bytes(b"GGUF")
+  sentence = "Q4_K_M.gguf: found a GGUF model, .* llama-server -m small.Q4_K_M"
+  for path in (tiny.folder, gguf):
+    with pytest.raises(ValueError, match=sentence.replace(" l", " `l")):
+      hf.load(path)
+  (tiny.folder / "config.json").unlink()
+  with pytest.raises(ValueError, match="found a GGUF model"):
+    hf.load(tiny.folder)
+
+
+def test_a_gguf_model_beside_safetensors_is_ignored(tiny):
+  (tiny.folder / "small.gguf").write_bytes(b"GGUF")
+  assert hf.load(tiny.folder).architecture == tiny.policy.architecture
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+  ],
+)
+def test_a_pointer_of_git_lfs_is_refused(
+  tiny, nothing_loads, lfs_pointer, name
+):
+  (tiny.folder / name).write_bytes(lfs_pointer)
+  with pytest.raises(
+    ValueError, match=f"policy/{name}: is a pointer of git-lfs.* `git lfs pull`"
+  ):
+    hf.load(tiny.folder)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
   ("text", "why"), [(b'{"a":', r"line \d+ column"), (b'{"a": "\xff"}', "utf-8")]

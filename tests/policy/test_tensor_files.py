@@ -231,6 +231,60 @@ def test_a_damaged_file_is_refused(tmp_path, nothing_loads, kept):
     tensor_files.load(tmp_path, ROWS)
 
 
+@pytest.mark.parametrize(
+  "wrapped",
+  [
+    "_orig_mod.{}",
+    "module.{}",
+    "module._orig_mod.{}",
+    "_orig_mod.module.{}",
+    "base_model.model.{}",
+    "_fsdp_wrapped_module.{}",
+  ],
+)
+def test_names_of_wrapped_models_are_those_of_the_model(tmp_path, wrapped):
+  write(tmp_path, {wrapped.format(k): v for k, v in tensors().items()})
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+@pytest.mark.parametrize(
+  ("plain", "wrapped"),
+  [
+    ("layers.1.", "layers.1._orig_mod."),
+    ("layers.0.", "layers.0._checkpoint_wrapped_module."),
+    ("model.", "model.language_model."),
+  ],
+)
+def test_names_of_wrapped_parts_are_those_of_the_parts(
+  tmp_path, plain, wrapped
+):
+  write(tmp_path, {k.replace(plain, wrapped): v for k, v in tensors().items()})
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+def test_a_tensor_with_and_without_its_wrapper_is_refused(
+  tmp_path, nothing_loads
+):
+  """Two values of one tensor: neither is known to be the right one."""
+  wrapped = {"_orig_mod.norm.weight": np.ones(6, np.float32)}
+  write(tmp_path, tensors() | wrapped)
+  with pytest.raises(ValueError, match="'norm.weight' stands in .* it once"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_an_index_that_names_files_elsewhere_is_refused(
+  tmp_path, nothing_loads
+):
+  folder = tmp_path / "policy"
+  folder.mkdir()
+  write(tmp_path, tensors(), "theirs.safetensors")
+  index = folder / tensor_files.INDEX_NAME
+  for name in ("../theirs.safetensors", str(tmp_path / "theirs.safetensors")):
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors(), name)}))
+    with pytest.raises(ValueError, match="nothing is read from elsewhere"):
+      tensor_files.load(folder, ROWS)
+
+
 def test_a_tensor_in_two_shards_is_refused(tmp_path, nothing_loads):
   matrices = tensors(without="norm.weight")
   rest = tensors(without="model.layers.1.q.weight")
