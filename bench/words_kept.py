@@ -12,6 +12,7 @@ case. With a folder, the oracle is pymupdf, which `pip install pymupdf` brings
 from __future__ import annotations
 
 import collections
+import importlib.util
 import pathlib
 import re
 import sys
@@ -99,7 +100,7 @@ def measure_folder(folder: pathlib.Path) -> Iterator[Kept]:
     try:
       with pymupdf.open(path) as document:
         words = "\n".join(page.get_text() for page in document)
-    except RuntimeError:  # pymupdf cannot open it either.
+    except Exception:  # The oracle cannot read it.
       continue
     if words.strip():
       yield measure(path, words)
@@ -112,7 +113,15 @@ def main(arguments: Sequence[str]) -> None:
     arguments: those of the command line.
   """
   if arguments:
-    rows = list(measure_folder(pathlib.Path(arguments[0])))
+    folder = pathlib.Path(arguments[0])
+    if not folder.is_dir():
+      sys.exit(f"words_kept: found no folder {folder}, expected one with PDFs.")
+    if not importlib.util.find_spec("pymupdf"):
+      sys.exit(
+        "words_kept: found no package pymupdf, whose words those of PDFs are "
+        "compared with; pip install pymupdf."
+      )
+    rows = list(measure_folder(folder))
   else:
     rows = list(measure_samples())
   by_kind: dict[str, list[Kept]] = {}

@@ -13,9 +13,6 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.launch import parts, policies, retrievers
 
-# Stands for the questions that users will ask.
-_SHORTEST = types.Question("?", "?", ())
-
 
 class Prepared(NamedTuple):
   """An agent before its weights are read.
@@ -73,7 +70,7 @@ def prepare(
       questions_by_text.setdefault(question.text, question)
     examples = list(questions_by_text.values())
   policies.check_playable(
-    choice, config, source, examples or [_SHORTEST], allow_cpu=allow_cpu
+    choice, config, source, examples or [loading.SHORTEST], allow_cpu=allow_cpu
   )
   return Prepared(
     config=config, choice=choice, source=source, examples=examples

@@ -21,7 +21,6 @@ import itertools
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations
+from anysearch_jax.host import terminal
 from anysearch_jax.launch import documents, jax_setup, policies
 from anysearch_jax.launch import evaluate as launch_evaluate
 from anysearch_jax.launch import flags as launch_flags
@@ -295,7 +295,10 @@ def compare(replies: Sequence[events.Reply]) -> None:
   for reply in replies:
     table.add_column(str(reply.trajectory.budget), overflow="fold")
   for name, cell_text in rows:
-    cells = [rich.text.Text(_clean(cell_text(reply))) for reply in replies]
+    cells = [
+      rich.text.Text(terminal.printable(cell_text(reply), keeps_lines=True))
+      for reply in replies
+    ]
     if name != "sources" or any(cells):
       table.add_row(name, *cells)
   _console().print(table)
@@ -323,7 +326,9 @@ def _say(
   text: str, style: str, end: str = "\n", *, stderr: bool = False
 ) -> None:
   _console(stderr=stderr).print(
-    rich.text.Text(_clean(text), _STYLES[style]), end=end, soft_wrap=True
+    rich.text.Text(terminal.printable(text, keeps_lines=True), _STYLES[style]),
+    end=end,
+    soft_wrap=True,
   )
 
 
@@ -344,14 +349,6 @@ def _line(title: str, text: str) -> str:
 
 def _searches(number: int) -> str:
   return f"{number} search" if number == 1 else f"{number} searches"
-
-
-def _clean(text: str) -> str:
-  """Replaces control characters, except line ends, by U+FFFD."""
-  return "".join(
-    "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") and c != "\n" else c
-    for c in text
-  )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def define_flags() -> None:
     [],
     "Files, folders and globs to split into passages; or give --corpus.",
   )
-  documents.define_ocr()
+  documents.define_reading()
   flags.DEFINE_bool(
     "update",
     False,
@@ -324,7 +324,7 @@ def _documents(
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, language, f.ocr),
+    folder.Settings(f.passage, f.overlap, language, f.ocr, f.follow_links),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
-from anysearch_jax.host import disk, json_files, platforms
+from anysearch_jax.host import disk, json_files, platforms, terminal
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import shipped, stopping
 
@@ -42,11 +42,17 @@ def define_flags() -> None:
     "Folder for the index of --documents or, without these, of an index to "
     "search; default: a folder in your cache.",
   )
-  define_ocr()
+  define_reading()
 
 
-def define_ocr() -> None:
-  """Defines `--ocr`."""
+def define_reading() -> None:
+  """Defines `--ocr` and `--follow_links`."""
+  flags.DEFINE_bool(
+    "follow_links",
+    False,
+    "Read files and folders outside of those of --documents to which links in "
+    "them lead.",
+  )
   flags.DEFINE_string(
     "ocr",
     "",
@@ -106,8 +112,12 @@ def _within_context(
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:
   """Returns the folder of the index of some paths in the user's cache."""
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-  absolute = {os.path.abspath(os.path.expanduser(path)) for path in paths}
-  name = json_files.sha256(sorted(absolute))[:16]
+  # The rows of an index have the paths as they were typed, so each spelling
+  # has an index of its own.
+  spellings = {
+    (os.path.abspath(os.path.expanduser(path)), path) for path in paths
+  }
+  name = json_files.sha256(sorted(spellings))[:16]
   return cache.expanduser() / "anysearch" / "indexes" / name
 
 
@@ -126,7 +136,9 @@ def update(config: config_lib.ExperimentConfig) -> None:
     summary = folder.update(
       flags.FLAGS.documents,
       index,
-      folder.Settings(ocr=flags.FLAGS.ocr),
+      folder.Settings(
+        ocr=flags.FLAGS.ocr, follow_links=flags.FLAGS.follow_links
+      ),
       on_file=_progress(),
     )
   except OSError as error:
@@ -162,11 +174,11 @@ def summary_lines(
     ignored = ", ".join(f"{count} {kind}" for kind, count in kinds)
     yield f"left out, of other kinds: {ignored}"
   for path, reason in summary.skipped[:max_skipped]:
-    yield f"skipped {path}: {reason}"
+    yield f"skipped {terminal.printable(path)}: {terminal.printable(reason)}"
   if (unlisted := len(summary.skipped) - max_skipped) > 0:
     yield f"skipped {unlisted} more"
   for path, loss in summary.partly_read[:max_skipped]:
-    yield f"read in part {path}: {loss}"
+    yield f"read in part {terminal.printable(path)}: {terminal.printable(loss)}"
   if (unlisted := len(summary.partly_read) - max_skipped) > 0:
     yield f"read in part {unlisted} more"
 

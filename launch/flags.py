@@ -32,7 +32,7 @@ from absl import app, flags, logging
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
-from anysearch_jax.host import disk, plugins
+from anysearch_jax.host import disk, plugins, terminal
 from anysearch_jax.launch import shipped, stopping
 
 _PREFIX = "config."
@@ -104,7 +104,8 @@ def call_command(
   except app.UsageError as error:
     _refuse(error, name)
   except _REFUSALS as error:
-    sys.exit(f"{name}: {error}")
+    sentence = terminal.printable(str(error), keeps_lines=True)
+    sys.exit(f"{name}: {sentence}")
 
 
 def define_listening() -> None:
@@ -499,7 +500,8 @@ def _command_name(module: str) -> str:
 
 def _refuse(error: Exception, command: str = "") -> NoReturn:
   """Exits with 2 and a message about the flags."""
-  text = str(error).removeprefix("flag --config=None: ")
+  sentence = str(error).removeprefix("flag --config=None: ")
+  text = terminal.printable(sentence, keeps_lines=True)
   sys.stderr.write(
     f"{command or _command()}: {text}\nPass --help to see the flags.\n"
   )

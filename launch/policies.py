@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins
-from anysearch_jax.launch import documents, parts, retrievers, shipped
+from anysearch_jax.launch import documents, parts, retrievers, shipped, stopping
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
 
@@ -184,7 +183,7 @@ def _open_endpoint(
     raise app.UsageError(f"--openai: {error}") from error
   if opened.why:
     calls = endpoints.CALLS[opened.identity.get("calls", endpoints.COMPLETIONS)]
-    print(f"{opened.name}: {calls} ({opened.why}).", file=sys.stderr)
+    stopping.say(f"{opened.name}: {calls} ({opened.why}).")
   return opened
 
 

@@ -192,7 +192,7 @@ class Checks:
       yield ok(f"log {c.log}: nothing else is asked")
       return
     lexical = None
-    questions = [_QUESTION]
+    questions: Sequence[types.Question] = [_QUESTION]
     try:
       source = parts.source(config)
       lexical = source.retriever

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
+from anysearch_jax.host import terminal
+
 if TYPE_CHECKING:
   from _typeshed import ReadableBuffer
 
@@ -226,8 +228,9 @@ def _say_stopping(number: int, seconds: float | None = None) -> None:
 
 
 def say(line: str) -> None:
-  """Prints a line to standard error at once."""
-  print(line, file=sys.stderr, flush=True)
+  """Prints a line to standard error at once, without what terminals obey."""
+  text = terminal.printable(line, keeps_lines=True)
+  print(text, file=sys.stderr, flush=True)
 
 
 def keep_output() -> None:

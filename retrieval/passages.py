@@ -35,7 +35,7 @@ import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.data import formats
-from anysearch_jax.host import disk, json_files
+from anysearch_jax.host import disk, git_lfs, json_files
 
 # Bytes, more than any passage has: a file without line ends is not read whole.
 _LONGEST_LINE = 1 << 24
@@ -72,9 +72,7 @@ class Corpus:
   def __init__(self, folder: str | os.PathLike):
     folder = pathlib.Path(folder)
     try:
-      self.info: dict[str, Any] = json_files.read(folder / _INFO)
-      if reason := disk.lfs_reason(folder / _OFFSETS):
-        raise ValueError(f"{_OFFSETS} {reason}")
+      self.info: dict[str, Any] = json.loads((folder / _INFO).read_bytes())
       self._offsets = np.load(folder / _OFFSETS, mmap_mode="r")
       lines = self.info["lines"]
       if lines != LINES and not os.path.isabs(lines):
@@ -88,6 +86,9 @@ class Corpus:
       self.sha256: str = self.info["sha256"]
     # A damaged header can make NumPy raise almost any exception.
     except Exception as error:
+      for name in (_INFO, _OFFSETS):
+        if (folder / name).is_file():
+          git_lfs.refuse_pointer(folder / name, CorpusError)
       raise CorpusError(
         f"{folder}: found no prepared corpus ({error}); build it with "
         "launch.build_index."
@@ -184,10 +185,10 @@ def prepare(
     raise CorpusError(
       f"{source}: found {kind}, expected a corpus. {_OTHER_FILES}"
     )
-  for path in tables or [source]:
-    if reason := disk.lfs_reason(path):
-      raise CorpusError(f"{path}: {reason}.")
-  stats = [path.stat() for path in tables or [source]]
+  files = tables or [source]
+  for path in files:
+    git_lfs.refuse_pointer(path, CorpusError)
+  stats = [path.stat() for path in files]
   made_of = {
     "source": str(source),
     "source_bytes": sum(stat.st_size for stat in stats),
@@ -210,7 +211,7 @@ def prepare(
   id_hashes = array.array("q")
   skipped = 0
   with (
-    (tables or [source])[0].open("rb") as raw,
+    files[0].open("rb") as raw,
     gzip.open(raw) if compressed else raw as lines,
     partial_copy.open("wb") if is_copied else open(os.devnull, "wb") as copy,
   ):

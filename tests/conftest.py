@@ -156,15 +156,6 @@ def nothing_loads(monkeypatch):
   monkeypatch.setattr(tensor_files, "_place", fail)
 
 
-@pytest.fixture
-def lfs_pointer() -> bytes:
-  """Returns what git has in place of a file that git-lfs keeps."""
-  return (
-    b"version https://git-lfs.github.com/spec/v1\n"
-    b"oid sha256:" + b"4d7a" * 16 + b"\nsize 988097824\n"
-  )
-
-
 @pytest.fixture(scope="session")
 def make_pair(torch, tmp_path_factory):
   """Makes each of `random_models.CASES` on both sides, once."""

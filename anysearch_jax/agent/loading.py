@@ -13,12 +13,16 @@ from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
 from anysearch_jax.host import plugins as plugins_lib
+from anysearch_jax.methods import systems
 from anysearch_jax.rollout import endpoints, searching
+from anysearch_jax.training import validation
 
 # Defaults without a configuration: tokens of an episode, and questions that are
 # sampled in one batch.
 _CONTEXT = 8192
 _SLOTS = 16
+# Stands for the questions that users will ask.
+SHORTEST = types.Question("?", "?", ())
 _SEED = 0  # Of the engine; the seed of a question is part of its address.
 
 
@@ -52,12 +56,11 @@ def load(
     config = config_lib.changed(config, episode={"prompts": connection.prompts})
     engine = connection.engine
     codec = connection.codec
+    _check_prompts(codec, config)
   else:
     # Imports JAX, which a model elsewhere needs not.
-    from anysearch_jax.methods import systems
     from anysearch_jax.policy import hf, sharding
     from anysearch_jax.rollout import engines
-    from anysearch_jax.training import validation
 
     folder = pathlib.Path(policy)
     architecture, codec = hf.describe(folder)
@@ -68,7 +71,7 @@ def load(
         plugins=plugins,
       )
     config = with_answer_room(config)
-    validation.check_codec(codec, systems.of_episode(config.episode))
+    _check_prompts(codec, config)
     # Before the weights, so that a wrong retriever is refused within seconds.
     searcher = searching.BatchingRetriever(
       _open_retriever(retriever), config.search
@@ -123,6 +126,19 @@ def _config_of_run(
   return config_lib.changed(
     dataclasses.replace(config, mesh=config_lib.MeshConfig()),
     engine={"kind": "jax"},
+  )
+
+
+def _check_prompts(
+  codec: types.TextCodec, config: config_lib.ExperimentConfig
+) -> None:
+  """Checks a tokenizer and its template; see `validation.check_prompts`."""
+  validation.check_prompts(
+    [SHORTEST],
+    codec,
+    config=config.episode,
+    environment=systems.of_episode(config.episode),
+    max_budget=config.curriculum.max_budget,
   )
 
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from anysearch_jax.data import formats
-from anysearch_jax.host import disk, json_files
+from anysearch_jax.host import git_lfs, json_files
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 # A cell may be a whole passage; the limit of Python is 131,072 characters.
@@ -50,8 +50,7 @@ def rows(path: pathlib.Path) -> Iterator[Numbered]:
   """
   if not path.is_file():
     raise formats.DataError(f"{path}: found no file.")
-  if reason := disk.lfs_reason(path):
-    raise formats.DataError(f"{path}: {reason}.")
+  git_lfs.refuse_pointer(path, formats.DataError)
   try:
     match kind(path):
       case ".parquet":

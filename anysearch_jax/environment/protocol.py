@@ -71,13 +71,17 @@ def opened_reasoning(prompt: str) -> str:
 def with_opened_reasoning(spans: Sequence[types.Span]) -> list[types.Span]:
   """Returns spans, of which a turn begins by the `<think>` opened before it."""
   joined: list[types.Span] = []
+  opened = ""
   for span in spans:
-    opened = joined[-1].text if joined else ""
-    is_turn = span.author is types.Author.MODEL
-    if is_turn and opened and opened == opened_reasoning(opened):
+    if opened and span.author is types.Author.MODEL:
       joined[-1] = types.Span(types.Author.MODEL, opened + span.text)
     else:
       joined.append(span)
+    is_opening = (
+      span.author is types.Author.ENVIRONMENT
+      and span.text == opened_reasoning(span.text)
+    )
+    opened = span.text if is_opening else ""
   return joined
 
 

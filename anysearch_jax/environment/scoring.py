@@ -40,9 +40,13 @@ class Verdict:
 
 
 def turns(spans: Sequence[types.Span]) -> list[str]:
-  """Returns the texts of the model's turns, in order."""
+  """Returns the texts of the model's turns, in order.
+
+  They begin by the `<think>` that a chat template opened before them.
+  """
   by_model = types.Author.MODEL
-  return [span.text for span in spans if span.author == by_model]
+  joined = protocol.with_opened_reasoning(spans)
+  return [span.text for span in joined if span.author == by_model]
 
 
 def exact_match(answer: str | None, aliases: Sequence[str]) -> int:
@@ -174,6 +178,7 @@ def judge(
     check: returns whether a response is well formed, with the signature of
       `check_format`; None if the format is not checked.
   """
+  spans = protocol.with_opened_reasoning(spans)
   answer = read(spans)
   well_formed = None
   if check is not None:

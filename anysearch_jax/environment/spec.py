@@ -201,7 +201,7 @@ class Environment:
     Returns:
       The answer, exact match and format, before reward weights.
     """
-    spans = protocol.with_opened_reasoning(trajectory.spans)
+    spans = trajectory.spans
     if trajectory.caps.units:
       spans = self._without_asking(spans, trajectory.scaffold)
     if self.prefill:
@@ -222,7 +222,7 @@ class Environment:
     """Returns spans without requests for the answer and interrupted turns."""
     line = types.Span(types.Author.ENVIRONMENT, self.over_budget)
     remaining: list[types.Span] = []
-    for span in spans:
+    for span in protocol.with_opened_reasoning(spans):
       if span != line:
         remaining.append(span)
       elif remaining and remaining[-1].author is types.Author.MODEL:

@@ -17,8 +17,6 @@ from absl import logging as absl_logging
 
 # Ends the name of a file while it is being written.
 SUFFIX = ".writing"
-# Begins the text that git has in place of a file that git-lfs keeps.
-_LFS_MARK = b"version https://git-lfs.github.com/spec/"
 # What to do about an error, by its number.
 _ADVICE = {
   errno.ENOSPC: "Free some space",
@@ -105,17 +103,6 @@ def fingerprint(path: pathlib.Path) -> dict[str, Any]:
   with path.open("rb") as file:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": file.tell(), "sha256": digest}
-
-
-def lfs_reason(path: pathlib.Path) -> str:
-  """Returns why a file is only a pointer of git-lfs, "" if it is a file."""
-  with path.open("rb") as file:
-    if file.read(len(_LFS_MARK)) != _LFS_MARK:
-      return ""
-  return (
-    "is a pointer of git-lfs, expected the file itself; run `git lfs pull` in "
-    "its repository, or download it again"
-  )
 
 
 def _sentence(error: Exception, path: pathlib.Path) -> str:

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anysearch_jax.host import disk
+from anysearch_jax.host import disk, git_lfs
 
 
 class RepeatedNameError(ValueError):
@@ -69,8 +69,10 @@ def read(path: pathlib.Path, kind: type = dict, missing: Any = None) -> Any:
       f"{path}: found the key {error}, expected it once; remove one."
     ) from error
   except (ValueError, RecursionError) as error:
-    damage = f"not a whole JSON file ({error}); copy it again"
-    raise ValueError(f"{path}: {disk.lfs_reason(path) or damage}.") from error
+    git_lfs.refuse_pointer(path)
+    raise ValueError(
+      f"{path}: not a whole JSON file ({error}); copy it again."
+    ) from error
   if not isinstance(values, kind):
     expected = "object" if kind is dict else "list"
     raise ValueError(

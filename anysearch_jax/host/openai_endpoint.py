@@ -156,23 +156,35 @@ class _StreamJoiner:
     self._calls: list[dict[str, Any]] = []
     self._last: Mapping[str, Any] | None = None  # The choice that ends it.
     self._usage: Any = None
+    self._has_ended = False  # The server said that the stream is whole.
 
   def feed(self, data: bytes) -> None:
     *lines, self._rest = (self._rest + data).split(b"\n")
     for line in lines:
       content = line.strip().removeprefix(b"data:").strip()
       # Other lines are comments, names of events or empty.
-      if line.startswith(b"data:") and content not in (b"", b"[DONE]"):
+      if not line.startswith(b"data:") or not content:
+        continue
+      if content == b"[DONE]":
+        self._has_ended = True
+      else:
         self._add(content)
     self._tell(self._message)
 
   def whole(self) -> bytes:
-    if self._last is None:
+    last = self._last
+    if last is None and self._has_ended and (self._message or self._calls):
+      last = {"finish_reason": "stop"}  # Some servers never name a reason.
+    if last is None:
       raise httpx2.RemoteProtocolError("the stream ended before the message.")
-    calls = self._calls
-    message = {**self._message, **({"tool_calls": calls} if calls else {})}
-    choice = {**self._last, "message": message}
-    return http_calls.body({"choices": [choice], "usage": self._usage})
+    message = dict(self._message)
+    if self._calls:
+      message["tool_calls"] = [
+        {name: value for name, value in call.items() if name != "index"}
+        for call in self._calls
+      ]
+    choice = {**last, "message": message}
+    return json.dumps({"choices": [choice], "usage": self._usage}).encode()
 
   def _add(self, data: bytes) -> None:
     """Adds a chunk; an error in its place breaks the stream off."""
@@ -203,13 +215,13 @@ class _StreamJoiner:
     call = self._call_of(part, names_tool=bool(function.get("name")))
     call |= {k: v for k, v in part.items() if k == "id" and v}
     for name, value in function.items():
-      before = call["function"].get(name, "")
+      value_so_far = call["function"].get(name, "")
       if isinstance(value, Mapping) and value:
         call["function"][name] = json.dumps(value)
-      elif isinstance(value, str) and before == "{}":
-        call["function"][name] = value or before
-      elif isinstance(value, str) and (name != "name" or value != before):
-        call["function"][name] = before + value
+      elif isinstance(value, str) and value_so_far == "{}":
+        call["function"][name] = value or value_so_far
+      elif isinstance(value, str) and (name != "name" or value != value_so_far):
+        call["function"][name] = value_so_far + value
 
   def _call_of(
     self, part: Mapping[str, Any], *, names_tool: bool

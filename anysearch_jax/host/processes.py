@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import json
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,17 +25,15 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import safetensors
 from jax.experimental import multihost_utils
-from safetensors import numpy as safetensors_numpy
 
 T = TypeVar("T")
 
 _PIECE_BYTES = 1 << 22  # Limit on the bytes of each process in one exchange.
 # The only key of the JSON object that replaces an array; its value is the
-# array's name.
+# array's number.
 _ARRAY_KEY = "\0array"
-_TEXT = "text"  # The name of the array that holds the JSON text.
+_KINDS = "biuf"  # Of NumPy's dtypes, those of numbers.
 # Packages whose errors are raised again with their own class.
 _KNOWN_PACKAGES = ("builtins", "anysearch_jax")
 _thread = threading.local()  # `alone`: whether the thread is inside of it.
@@ -156,53 +156,64 @@ def _copied(sharding: jax.sharding.NamedSharding):
 
 
 def encode(value: Any, error: Exception | None = None) -> bytes:
-  """Encodes a value and an error: safetensors of JSON text and of arrays."""
-  arrays: dict[str, np.ndarray] = {}
+  """Encodes a value and an error: JSON, then the value's arrays."""
+  arrays: list[np.ndarray] = []
 
-  def set_aside(x: Any) -> dict[str, str]:
-    if not isinstance(x, np.ndarray) or x.dtype.kind not in "biuf":
+  def set_aside(x: Any) -> dict[str, int]:
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in _KINDS:
       raise TypeError(
         f"Found {type(x).__name__}, expected JSON values and NumPy arrays of "
         "numbers; nothing else is shared between processes."
       )
-    name = str(len(arrays))
-    arrays[name] = np.asarray(x, order="C")
-    return {_ARRAY_KEY: name}
+    arrays.append(x)
+    return {_ARRAY_KEY: len(arrays) - 1}
 
   description = None if error is None else _describe_error(error)
   text = json.dumps([value, description], default=set_aside).encode()
-  arrays[_TEXT] = np.frombuffer(text, np.uint8)
-  return safetensors_numpy.save(arrays)
+  file = io.BytesIO()
+  for array in (np.frombuffer(text, np.uint8), *arrays):
+    np.save(file, array, allow_pickle=False)
+  return file.getvalue()
 
 
 def decode(content: bytes) -> tuple[Any, dict[str, Any] | None]:
   """Returns the value and the description of the error; see `encode`.
 
   Raises:
-    ValueError: the bytes are not a message. Nothing is allocated that is not
-      in them.
+    ValueError: the bytes are not a result of `encode`.
   """
   try:
-    arrays = safetensors_numpy.load(content)
+    text, *arrays = _read_arrays(content)
     value, description = json.loads(
-      arrays.pop(_TEXT).tobytes(),
+      text.tobytes(),
       object_hook=lambda x: (
         arrays[x[_ARRAY_KEY]] if x.keys() == {_ARRAY_KEY} else x
       ),
     )
-  except (
-    safetensors.SafetensorError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-  ) as error:
+  # A damaged header can make NumPy raise almost any exception.
+  except Exception as error:
     raise ValueError(
-      f"Found {len(content)} bytes of another process that are no message "
-      f"({error!r:.200}), expected one of this program; run the same version "
-      "in every process."
+      f"Found a message of {len(content)} bytes in another form ({error}), "
+      "expected one of this program; start all processes from one version."
     ) from error
   return value, description
+
+
+def _read_arrays(content: bytes) -> Iterator[np.ndarray]:
+  """Yields arrays that `np.save` wrote one after another.
+
+  `np.load` would also open a zip file, whose end it never finds here, and
+  allocate what a header claims. An array here is backed by its bytes.
+  """
+  file = io.BytesIO(content)
+  while file.tell() < len(content):
+    np.lib.format.read_magic(file)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.kind not in _KINDS or min(shape, default=0) < 0:
+      raise ValueError(f"an array of {dtype} {shape}")
+    values = np.frombuffer(content, dtype, math.prod(shape), file.tell())
+    file.seek(values.nbytes, io.SEEK_CUR)
+    yield values.reshape(shape, order="F" if is_fortran else "C").copy("A")
 
 
 def _describe_error(error: Exception) -> dict[str, Any]:

@@ -108,9 +108,10 @@ def describe(
 ) -> tuple[architecture_lib.Architecture, tokenizer_lib.Tokenizer]:
   """Reads architecture and tokenizer of a folder; raises as `load` does."""
   folder = pathlib.Path(folder)
-  hf_config.refuse_other_kinds(folder)
   path = folder / "config.json"
+  hf_config.refuse_adapter(folder)
   if not path.is_file():
+    hf_config.refuse_gguf(folder)
     name = folder.name
     owners = (_OWNERS[x] for x in _OWNERS if name.startswith(x))
     owner = next(owners, "OWNER")

@@ -52,6 +52,8 @@ _ONLY: Mapping[str, tuple] = {
   "quantization_config": (None,),
   "tie_encoder_decoder": (False, None),
 }
+# What to do with an adapter.
+MERGE = "Merge it with PEFT (`merge_and_unload`, then `save_pretrained`)"
 # Characters of a value that an error shows.
 _MAX_SHOWN = 80
 
@@ -128,38 +130,39 @@ def check_keys(
       )
 
 
-def refuse_other_kinds(folder: pathlib.Path) -> None:
-  """Raises ValueError for adapters, and for models of llama.cpp.
+def refuse_adapter(folder: pathlib.Path) -> None:
+  """Raises ValueError if a folder is, or has, a PEFT adapter.
 
   transformers would add an adapter beside weights to the model.
   """
-  ggufs = (
-    [folder] if folder.suffix == ".gguf" else sorted(folder.glob("*.gguf"))
-  )
-  if ggufs and not any(folder.glob("*.safetensors*")):
-    raise ValueError(
-      f"{ggufs[0]}: found a GGUF model, expected a Hugging Face folder with "
-      "safetensors. Download the model that it was made of, or ask it behind "
-      f"an address: `llama-server -m {ggufs[0].name}`, then "
-      "--openai=http://127.0.0.1:8080/v1."
-    )
   path = folder / "adapter_config.json"
-  if path.is_file() and not (folder / "config.json").is_file():
-    base = json_files.read(path).get("base_model_name_or_path") or "BASE"
-    raise ValueError(
-      f"{folder}: found an adapter of {base} (adapter_config.json), expected a "
-      "whole model. Merge it with PEFT and name the result: "
-      '`python -c "import peft, transformers as t; '
-      f"peft.AutoPeftModelForCausalLM.from_pretrained({str(folder)!r})"
-      ".merge_and_unload().save_pretrained('DIR'); "
-      f"t.AutoTokenizer.from_pretrained({base!r}).save_pretrained('DIR')\"`."
-    )
-  if path.exists():
+  if not path.exists():
+    return
+  if (folder / "config.json").exists():
     raise ValueError(
       f"{folder}: found adapter_config.json, whose adapter transformers adds "
-      "to the model; expected plain weights. Merge it with PEFT "
-      "(`merge_and_unload`, then `save_pretrained`), or remove its files if "
+      f"to the model; expected plain weights. {MERGE}, or remove its files if "
       "the weights already hold it."
+    )
+  base = json_files.read(path).get("base_model_name_or_path") or "its base"
+  raise ValueError(
+    f"{folder}: found a PEFT adapter of {base}, expected a whole model. {MERGE}"
+    ': `python -c "from peft import AutoPeftModelForCausalLM as Model; '
+    f"Model.from_pretrained('{folder}').merge_and_unload()"
+    f".save_pretrained('MERGED')\"`, and copy the tokenizer of {base} there."
+  )
+
+
+def refuse_gguf(folder: pathlib.Path) -> None:
+  """Raises ValueError for weights of llama.cpp, in a folder or named itself."""
+  files = sorted(folder.glob("*.gguf"))
+  if folder.suffix == ".gguf":
+    files = [folder]
+  if files:
+    raise ValueError(
+      f"{folder}: found GGUF weights, which are quantised for llama.cpp; "
+      "expected safetensors, so download the original model. Or serve them by "
+      f"`llama-server -m {files[0]}`, and ask with --openai=URL."
     )
 
 

@@ -26,7 +26,8 @@ import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from anysearch_jax.config import settings
-from anysearch_jax.host import disk, json_files, processes
+from anysearch_jax.host import disk, git_lfs, json_files, processes
+from anysearch_jax.policy import hf_config
 from anysearch_jax.policy import parameters as weights
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -40,13 +41,13 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 # Our name for blocks of 4-bit numbers (e2m1) that share an exponent
 # (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
 _MXFP4 = "MXFP4"
-_BLOCK = 32  # Numbers of an MXFP4 block.
-# What torch.compile, FSDP, activation checkpoints, data parallelism, PEFT and
-# models of pictures add to the names of a model's tensors when it is saved.
+# Parts of names by `torch.compile`, FSDP and activation checkpointing.
 _WRAPPERS = re.compile(
-  r"(^module\.|^base_model\.model\.|_orig_mod\.|_fsdp_wrapped_module\."
-  r"|_checkpoint_wrapped_module\.)(module\.)?|(?<=\bmodel\.)language_model\."
+  r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
+# Of data parallelism and PEFT. They are removed if all names begin so.
+_PREFIXES = ("module.", "base_model.model.")
+_BLOCK = 32  # Numbers of an MXFP4 block.
 _HASHED_AT_ONCE = 4  # Files: more threads wait for the same disk.
 
 
@@ -135,8 +136,8 @@ def load(
 def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
   """Reads the headers of a folder's safetensors, by tensor name.
 
-  Names are those of the model alone, without what wrappers of it added.
-  Matrices of experts in MXFP4, `NAME_blocks` and `NAME_scales`, are one tensor.
+  Names lose what wrappers of PyTorch and PEFT added. Matrices of experts in
+  MXFP4, `NAME_blocks` and `NAME_scales`, are one tensor.
 
   Raises:
     ValueError: a file is missing or damaged, or two files have the same tensor.
@@ -146,23 +147,27 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
   for path in _files(folder):
     try:
       with safetensors.safe_open(path, framework="numpy") as handle:
-        for stored in handle.keys():
-          name = _WRAPPERS.sub("", stored)
+        for name_in_file in handle.keys():
+          name = _WRAPPERS.sub("", name_in_file)
           if name in tensors:
             raise ValueError(
               f"{folder}: tensor {name!r} stands in {tensors[name].path.name} "
               f"and in {path.name}; expected it once."
             )
-          header = handle.get_slice(stored)
+          header = handle.get_slice(name_in_file)
           shape = tuple(header.get_shape())
-          tensors[name] = Tensor(stored, path, shape, header.get_dtype())
+          tensors[name] = Tensor(name_in_file, path, shape, header.get_dtype())
     except safetensors.SafetensorError as error:
-      damage = f"not a whole safetensors file ({error}); copy it again"
-      raise ValueError(f"{path}: {disk.lfs_reason(path) or damage}.") from error
-  for blocks_name in [x for x in tensors if x.endswith("_blocks")]:
-    name = blocks_name.removesuffix("_blocks")
-    blocks = tensors[blocks_name]
-    scales = tensors.get(f"{name}_scales", blocks)
+      git_lfs.refuse_pointer(path)
+      raise ValueError(
+        f"{path}: not a whole safetensors file ({error}); copy it again."
+      ) from error
+  for prefix in _PREFIXES:
+    if all(name.startswith(prefix) for name in tensors):
+      tensors = {k.removeprefix(prefix): v for k, v in tensors.items()}
+  for name in [x.removesuffix("_blocks") for x in tensors if "_blocks" in x]:
+    blocks = tensors[name + "_blocks"]
+    scales = tensors.get(name + "_scales", blocks)
     bytes_ = {blocks.dtype, scales.dtype} == {"U8"} and len(blocks.shape) == 4
     if bytes_ and blocks.shape == (*scales.shape, _BLOCK // 2):
       experts, outputs, count = scales.shape
@@ -170,7 +175,7 @@ def headers(folder: str | pathlib.Path) -> dict[str, Tensor]:
       tensors[name] = Tensor(
         name, blocks.path, shape, _MXFP4, packed=(blocks, scales)
       )
-      del tensors[blocks_name], tensors[f"{name}_scales"]
+      del tensors[name + "_blocks"], tensors[name + "_scales"]
   return tensors
 
 
@@ -412,6 +417,11 @@ def _check(
     if not re.fullmatch(ignored, name)
   )
   if missing or unknown:
+    if adapted := [x for x in unknown if ".lora_" in x]:
+      raise ValueError(
+        f"{folder}: found the adapter tensor {adapted[0]!r}, expected merged "
+        f"weights; {hf_config.MERGE}."
+      )
     kind, names = ("lacks", missing) if missing else ("has unknown", unknown)
     raise ValueError(
       f"{folder}: {kind} tensor {names[0]!r} ({len(names)} in all); the "
@@ -456,6 +466,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
       names = sorted(set(json_files.read(index)["weight_map"].values()))
       files = [folder / name for name in names]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+      git_lfs.refuse_pointer(index)
       raise ValueError(
         f"{index}: no JSON object with a weight_map of file names; copy it "
         "again."
@@ -468,6 +479,7 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
   for path in files:
     if path.is_file():
       continue
+    hf_config.refuse_gguf(folder)
     raise ValueError(
       f"{path}: no such file; expected {SINGLE_NAME} or shards with "
       f"{INDEX_NAME}. Load files of another kind (*.bin) with transformers and "

@@ -22,6 +22,7 @@ _LONG = 8192
 # change at midnight, so they get a fixed date: the one in Llama 3.1's template.
 _CURRENT_DATE = "strftime_now"
 _FIXED_DATE = datetime.datetime(2024, 7, 26)
+_DATE_FLAGS = "-_0^#"  # Of strftime, such as the one in %-d.
 # Gemma 3's placeholder of an image; its text models have no embedding for it.
 _IMAGE = "<image_soft_token>"
 
@@ -164,20 +165,21 @@ class Tokenizer:
     messages = [{"role": "user", "content": content}]
     if system:
       messages = [{"role": "system", "content": system}, *messages]
+    macro = ""
     try:
       template = self.hf.get_chat_template()
       if _CURRENT_DATE in template:
-        template = _fixed_date_macro() + template
+        macro = _fixed_date_macro()
       text = self.hf.apply_chat_template(
         messages,
-        chat_template=template,
+        chat_template=macro + template,
         add_generation_prompt=True,
         tokenize=False,
       )
     # The expressions of a template can raise anything.
     except Exception as error:
       line = getattr(error, "lineno", None)
-      place = f" in line {line}" if line else ""
+      place = f" in line {line - macro.count(chr(10))}" if line else ""
       raise ValueError(
         f"{self.hf.name_or_path}: the chat template cannot be rendered"
         f"{place} ({type(error).__name__}: {error}); expected one that takes a "
@@ -185,8 +187,8 @@ class Tokenizer:
         "`chat_template` in tokenizer_config.json."
       ) from error
     assert isinstance(text, str)  # One conversation, not tokenized.
-    if prefill.startswith(protocol.THINK):
-      # The template of a model that always reasons may open the block already.
+    if prefill:
+      # It is the beginning of the response, also if the template has another.
       text = text.removesuffix(protocol.opened_reasoning(text))
     text += prefill
     return text, tuple(self.encode(text))
@@ -219,21 +221,23 @@ def _fixed_date_macro() -> str:
   """Returns a macro of Jinja that a template calls in place of `strftime_now`.
 
   transformers hands no functions to a template, so the macro replaces the
-  directives of a format, such as `%d` and `%-d`, by their texts.
+  directives of a format, such as `%d` and `%-d`, by their texts. It is a line
+  of its own, so that the template still begins where a line does.
   """
   directives = [
-    f"%{flag}{letter}" for flag in ("-", "") for letter in string.ascii_letters
+    f"%{flag}{letter}"
+    for flag in ("", *_DATE_FLAGS)
+    for letter in string.ascii_letters
   ]
   texts = {name: _FIXED_DATE.strftime(name) for name in directives}
-  replacements = "".join(
-    f".replace({name!r}, {json.dumps(text)})"
-    for name, text in texts.items()
-    if text != name
-  )
   return (
     f"{{%- macro {_CURRENT_DATE}(format) -%}}"
-    f"{{{{- format.replace('%%', '\\0'){replacements}.replace('\\0', '%') -}}}}"
-    "{%- endmacro -%}"
+    "{%- set date = namespace(text=format.replace('%%', '\\0')) -%}"
+    f"{{%- for name, text in {json.dumps(texts)}.items() -%}}"
+    "{%- set date.text = date.text.replace(name, text) -%}"
+    "{%- endfor -%}"
+    "{{- date.text.replace('\\0', '%') -}}"
+    "{%- endmacro %}\n"
   )
 
 

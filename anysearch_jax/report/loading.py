@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 
 from anysearch_jax.evaluation import columns, journal, metrics
-from anysearch_jax.host import json_files
+from anysearch_jax.host import git_lfs, json_files
 from anysearch_jax.report import study, trajectories
 
 EPISODES = "episodes.jsonl"
@@ -250,6 +250,7 @@ def decoder(folder: pathlib.Path) -> trajectories.Decoder | None:
   for policy_folder in [*folders, run / "policy", run / "source"]:
     path = policy_folder / "tokenizer.json"
     if path.is_file():
+      git_lfs.refuse_pointer(path)
       core = tokenizers.Tokenizer.from_file(str(path))
       return lambda ids: core.decode(list(ids), skip_special_tokens=False)
   return None

@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import http_calls
-from anysearch_jax.rollout import completions
+from anysearch_jax.rollout import completions, written_calls
+
+_log = logging.getLogger(__name__)
 
 TOOLS = "tools"
 TAGS = "tags"
@@ -55,9 +58,12 @@ _PROBE_TOKENS = 2048  # Some models think before they call.
 _REASONING = ("reasoning_content", "reasoning")
 _OPENS = "<think>"
 _CLOSES = "</think>"
+# Characters of a token of any prose are fewer on average.
+_MOST_CHARACTERS = 12
 _LONGEST_TAG = len("</information>")
-# What some models write if they call a tool that is not offered.
-_WRITTEN_CALL = "<tool_call>"
+# Stands for a message without text or calls: servers refuse to read an empty
+# one, and with it every later turn of the conversation.
+_NOTHING = "(nothing)"
 
 
 class _Message(NamedTuple):
@@ -66,8 +72,10 @@ class _Message(NamedTuple):
   Attributes:
     thought: the reasoning that the server separates; "" if there is none.
     content: the text of the message.
-    call: the first call of a tool, as the model wrote it; "" without one.
+    call: the first call of a tool, as the model wrote it, also in its text; ""
+      without one.
     query: the query of that call; "" if it is no valid search.
+    call_start: offset of the call in `content`; None if it is no part of it.
     message: the message as later requests repeat it: with the reasoning, which
       some models need, and only the first of several calls, as valid JSON.
     finish, matched: as of `completions.Completion`.
@@ -77,6 +85,7 @@ class _Message(NamedTuple):
   content: str
   call: str
   query: str
+  call_start: int | None
   message: dict[str, Any]
   finish: str
   matched: str | None
@@ -108,6 +117,8 @@ class ChatEngine(completions.CompletionsEngine):
     self._conversations: dict[types.Address, _Conversations] = {}
     # Those of the episode that was released last.
     self._released: _Conversations = {}
+    # Of the last request of each episode: characters sent, tokens read.
+    self._read: dict[types.Address, tuple[int, int]] = {}
 
   async def probe(self) -> str:
     """Asks a question, which shows that address, key and model are right.
@@ -130,7 +141,7 @@ class ChatEngine(completions.CompletionsEngine):
     sampling = dataclasses.replace(self._sampling, temperature=0.0)
     if self.mode != TAGS:
       try:
-        reply = await self._ask(
+        reply, _ = await self._ask(
           fields | _OFFER, sampling, _read_message, _EXPECTED
         )
       except http_calls.StatusError as error:
@@ -169,12 +180,15 @@ class ChatEngine(completions.CompletionsEngine):
       fields |= {"stream": True, "stream_options": {"include_usage": True}}
     sampling = self._sampling.for_request(request)
     with completions.engine_errors():
-      reply = await self._ask(fields, sampling, _read_message, _EXPECTED, tell)
+      reply, usage = await self._ask(
+        fields, sampling, _read_message, _EXPECTED, tell
+      )
+      self._check_read(request.address, messages, usage.prompt)
       if reply.call and _CHOICE in fields:
         self._leave_out(_CHOICE, "The model called a tool against tool_choice.")
         no_tools = (*_OFFER, _CHOICE)
         fields = {k: v for k, v in fields.items() if k not in no_tools}
-        reply = await self._ask(
+        reply, _ = await self._ask(
           fields, sampling, _read_message, _EXPECTED, tell
         )
     turn = _turn_of_message(reply, request, self._codec, tools=tools)
@@ -182,6 +196,9 @@ class ChatEngine(completions.CompletionsEngine):
     if not tools:  # Later requests repeat it with its stop text.
       text = turn.text.removeprefix(_thought_text(reply.thought, ended=True))
       message = {**message, "content": text}
+      message.pop("tool_calls", None)
+    if not message["content"].strip() and "tool_calls" not in message:
+      message = {**message, "content": _NOTHING}
     context = (*request.token_ids, *turn.token_ids)
     conversations = self._conversations.setdefault(request.address, {})
     conversations[context] = [*messages, message]
@@ -194,6 +211,43 @@ class ChatEngine(completions.CompletionsEngine):
     its own is released, and continues the same conversation.
     """
     self._released = self._conversations.pop(address, {})
+    self._read.pop(address, None)
+
+  def _check_read(
+    self,
+    address: types.Address,
+    messages: Sequence[Mapping[str, Any]],
+    prompt_tokens: int,
+  ) -> None:
+    """Warns once if the server seems to cut the front of prompts.
+
+    Some servers do it without a word, so that the model never sees the
+    question: Ollama at its `num_ctx`, which is 4,096 by default.
+
+    Args:
+      address: the episode.
+      messages: what was sent.
+      prompt_tokens: what the server read by its own count; 0: it does not say.
+    """
+    characters = sum(len(message["content"]) for message in messages)
+    known_characters, known_tokens = self._read.get(address, (0, 0))
+    self._read[address] = characters, prompt_tokens
+    expected = (characters - known_characters) / _MOST_CHARACTERS
+    is_cut = prompt_tokens - known_tokens < expected and expected > 1
+    if not prompt_tokens or not is_cut:
+      return
+    self.counters["cut_prompts"] += 1
+    if self.counters["cut_prompts"] == 1:
+      _log.warning(
+        "The server says that it read %d tokens of a prompt of %d characters, "
+        "after %d of %d. It seems to cut prompts at its context: raise that "
+        "(Ollama: OLLAMA_CONTEXT_LENGTH or num_ctx; llama.cpp: --ctx-size), or "
+        "lower --config.episode.max_context.",
+        prompt_tokens,
+        characters,
+        known_tokens,
+        known_characters,
+      )
 
   def _messages(self, request: types.GenerateRequest) -> list[dict[str, Any]]:
     """Returns a context as messages.
@@ -230,9 +284,9 @@ _Conversations = dict[tuple[int, ...], list[dict[str, Any]]]
 def _read_message(choice: Any) -> _Message | None:
   """Reads a choice; None if it has another shape."""
   message = choice["message"]
-  finish = choice["finish_reason"]
-  content = http_calls.text_of(message.get("content") or "")
-  if content is None or finish in (None, "content_filter"):
+  finish = choice.get("finish_reason") or "stop"
+  content = _content(message.get("content"))
+  if content is None or finish == "content_filter":
     return None
   repeated: dict[str, Any] = {"role": "assistant", "content": content}
   thought = ""
@@ -242,39 +296,97 @@ def _read_message(choice: Any) -> _Message | None:
       thought = text
       repeated[name] = text
       break
-  written_call = ""
-  query = ""
-  tool_calls = message.get("tool_calls") or ()
-  if tool_calls:
-    call = tool_calls[0]
-    name = call["function"].get("name")
-    arguments = call["function"].get("arguments")
-    # Some servers parse the arguments, and models may write them badly.
-    if not isinstance(arguments, str):
-      arguments = json.dumps(arguments)
-    try:
-      fields = json.loads(arguments)
-    except (ValueError, RecursionError):
-      fields = {}
-    if not isinstance(fields, dict):
-      fields = {}
-    written_call = f"{name}({http_calls.text_of(arguments)})"
-    if name == protocol.SEARCH:
-      query = (http_calls.text_of(fields.get("query")) or "").strip()
-    repeated_call = {
-      "id": call.get("id") or "call",
-      "type": "function",
-      "function": {"name": str(name), "arguments": json.dumps(fields)},
-    }
-    repeated["tool_calls"] = [repeated_call]
+  call = _structured_call(message) or _written_call(content, thought)
+  if call is not None:
+    repeated["content"] = content[: call.start]
+    function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+    repeated["tool_calls"] = [
+      {"id": call.id, "type": "function", "function": function}
+    ]
   return _Message(
     thought=thought,
     content=content,
-    call=written_call,
-    query=query,
+    call="" if call is None else call.text,
+    query="" if call is None else call.query,
+    call_start=None if call is None else call.start,
     message=repeated,
     finish=finish,
     matched=completions.matched(choice),
+  )
+
+
+class _Call(NamedTuple):
+  """A call of a tool.
+
+  Attributes:
+    id: its name in the conversation.
+    name, arguments: the tool, and its arguments.
+    text: the call as the model wrote it.
+    start: offset of the call in the message's content; None if it is no part
+      of it.
+  """
+
+  id: str
+  name: str
+  arguments: Mapping[str, Any]
+  text: str
+  start: int | None = None
+
+  @property
+  def query(self) -> str:
+    """The query of a search; "" of any other call."""
+    if self.name != protocol.SEARCH:
+      return ""
+    return (http_calls.text_of(self.arguments.get("query")) or "").strip()
+
+
+def _content(value: Any) -> str | None:
+  """Returns the text of a message's content; None if it has another shape.
+
+  Some servers send a list of parts.
+  """
+  if isinstance(value, list):
+    value = "".join(part.get("text") or "" for part in value)
+  return http_calls.text_of(value or "")
+
+
+def _structured_call(message: Mapping[str, Any]) -> _Call | None:
+  """Returns the first call among a message's fields; None without one."""
+  tool_calls = message.get("tool_calls") or ()
+  if not tool_calls and message.get("function_call"):  # OpenAI's older field.
+    tool_calls = [{"function": message["function_call"]}]
+  if not tool_calls:
+    return None
+  call = tool_calls[0]
+  name = str(call["function"].get("name"))
+  arguments = call["function"].get("arguments")
+  # Some servers parse the arguments, and models may write them badly.
+  if not isinstance(arguments, str):
+    arguments = json.dumps(arguments)
+  try:
+    fields = json.loads(arguments)
+  except (ValueError, RecursionError):
+    fields = {}
+  return _Call(
+    id=str(call.get("id") or "call"),
+    name=name,
+    arguments=fields if isinstance(fields, dict) else {},
+    text=f"{name}({http_calls.text_of(arguments)})",
+  )
+
+
+def _written_call(content: str, thought: str) -> _Call | None:
+  """Returns the first call that a message's text writes; None without one."""
+  text = content if thought else _split_thought(content)[1]
+  call = written_calls.find(text, (protocol.SEARCH,))
+  if call is None:
+    return None
+  return _Call(
+    id="call",
+    name=call.name,
+    arguments=call.arguments,
+    text=text[call.start :],
+    start=len(content) - len(text) + call.start,
   )
 
 
@@ -311,6 +423,7 @@ def _turn_of_message(
   matched = reply.matched
   is_cut = reply.finish == "length"
   if tools:
+    text = text[: reply.call_start]
     if not thought:
       thought, text = _split_thought(text)
     text = protocol.neutralise(text).strip()
@@ -319,7 +432,7 @@ def _turn_of_message(
       text += f"<search>{protocol.neutralise(reply.query)}</search>"
     elif reply.call:
       text += protocol.neutralise(reply.call)
-    elif text and not is_cut and _WRITTEN_CALL not in text:
+    elif text and not is_cut and not written_calls.is_call(text):
       text = f"<answer>{text}</answer>"
   text = _thought_text(thought, ended=True) + text
   # A model may spend all of its tokens on reasoning that the server hides. The

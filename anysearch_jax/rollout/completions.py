@@ -140,7 +140,7 @@ class CompletionsEngine:
     }
     sampling = self._sampling.for_request(request)
     with engine_errors():
-      completion = await self._ask(
+      completion, _ = await self._ask(
         fields, sampling, _read_completion, _EXPECTED
       )
     return generation(completion, request, self._codec)
@@ -159,7 +159,7 @@ class CompletionsEngine:
     read: Callable[[Any], T | None],
     expected: str,
     tell: Callable[[Mapping[str, Any]], None] | None = None,
-  ) -> T:
+  ) -> tuple[T, openai_endpoint.Usage]:
     """Asks the server, without the fields that it refuses.
 
     Args:
@@ -196,7 +196,7 @@ class CompletionsEngine:
         continue
       self.counters["prompt_tokens"] += usage.prompt
       self.counters["sampled_tokens"] += usage.completion
-      return answer
+      return answer, usage
 
   def _leave_out(self, field: str, why: str) -> None:
     """Leaves a field out of all later requests, and says so once."""

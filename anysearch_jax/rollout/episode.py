@@ -124,15 +124,13 @@ def start(
     elapsed=elapsed() if caps.seconds < math.inf else 0.0,
   )
   opened = "" if environment.prefill else protocol.opened_reasoning(text)
-  opened_ids = codec.encode(opened)
-  if not opened or ids[-len(opened_ids) :] != opened_ids:
-    prompt_chunk = _unsampled_chunk(types.Author.PROMPT, text, ids)
-    return next_turn(episode, prompt_chunk)
-  prompt_chunk = _unsampled_chunk(
-    types.Author.PROMPT,
-    text.removesuffix(opened),
-    ids[: -len(opened_ids)],
-  )
+  if opened:
+    # Encoded again, because a token may begin before the tag. A base model's
+    # prompt has special tokens before its text.
+    special_count = len(ids) - len(codec.encode(text))
+    text = text.removesuffix(opened)
+    ids = [*ids[:special_count], *codec.encode(text)]
+  prompt_chunk = _unsampled_chunk(types.Author.PROMPT, text, ids)
   return next_turn(dataclasses.replace(episode, opened=opened), prompt_chunk)
 
 

@@ -192,8 +192,8 @@ def check_codec(codec: types.TextCodec, environment: spec.Environment) -> None:
       "writes plain text as it is. A tag that is a special token of it must be "
       'an ordinary one: set "special" to false in tokenizer.json.'
     )
-  # SentencePiece's tokenizers with a prefix, as Llama 2's, begin every text by a
-  # space, also that of the environment in the middle of a response.
+  # SentencePiece's tokenizers with a prefix, as Llama 2's, begin every text by
+  # a space, also that of the environment in the middle of a response.
   joined_text = codec.decode([*codec.encode("a"), *codec.encode("\nb")])
   if "a \n" in joined_text:
     raise ValueError(

@@ -27,9 +27,8 @@ class FoundFiles(NamedTuple):
 
   Attributes:
     files: each file once, sorted by name.
-    ignored: the number of files that are not read, by their ending, as `hidden`
-      or as `linked folder` (links inside folders are not followed, because they
-      may lead in a circle).
+    ignored: the number of files that are not read, by their ending, as
+      `hidden`, or as `link out of the folder` or `linked folder`.
     refused: path and reason of folders that cannot be listed.
   """
 
@@ -39,7 +38,11 @@ class FoundFiles(NamedTuple):
 
 
 def find_files(
-  paths: Sequence[str], endings: Collection[str], *, excluded_folder: str
+  paths: Sequence[str],
+  endings: Collection[str],
+  *,
+  excluded_folder: str,
+  follow_links: bool = False,
 ) -> FoundFiles:
   """Finds the files whose names have one of the endings.
 
@@ -48,6 +51,9 @@ def find_files(
       stands for folders of any depth.
     endings: in lower case, with their dots.
     excluded_folder: a folder whose files are left out: the index's own.
+    follow_links: whether links inside the folders are followed that lead out of
+      them, and links to folders. A folder that somebody else filled may link to
+      any file of the user's. A path that is itself given is always read.
 
   Raises:
     ValueError: a path is missing or in `excluded_folder`, or a glob matches
@@ -59,14 +65,18 @@ def find_files(
   roots: list[str] = []
   excluded = pathlib.Path(excluded_folder).resolve()
 
-  def add_file(path: str) -> None:
+  def add_file(path: str, within: pathlib.Path | None) -> None:
     ending = os.path.splitext(path)[1].lower()
     if ending not in endings:
       ignored[ending or "without ending"] += 1
     elif not os.path.isfile(path):  # Opening a pipe waits for its writer.
       ignored["no regular file"] += 1
-    elif excluded not in (real := pathlib.Path(path).resolve()).parents:
-      paths_by_file.setdefault(str(real), path)
+    else:
+      real = pathlib.Path(path).resolve()
+      if within is not None and within not in real.parents:
+        ignored["link out of the folder"] += 1
+      elif excluded not in real.parents:
+        paths_by_file.setdefault(str(real), path)
 
   for given_path in paths:
     path = os.path.expanduser(given_path)
@@ -88,20 +98,33 @@ def find_files(
         "index; expected an index elsewhere."
       )
     roots.append(root)
+    is_given = matches == [path]
     for match in matches:
       if not os.path.isdir(match):
-        add_file(match)
+        add_file(match, None if is_given or follow_links else real)
       elif "**" not in path:  # A glob with ** matches files in folders too.
+        visited: set[pathlib.Path] = set()  # Links may lead in a circle.
         for folder, folders, names in os.walk(
-          match, onerror=lambda e: refused.append((e.filename, f"{e.strerror}"))
+          match,
+          onerror=lambda e: refused.append((e.filename, f"{e.strerror}")),
+          followlinks=follow_links,
         ):
-          links = {d for d in folders if os.path.islink(f"{folder}/{d}")}
+          if follow_links:
+            real_folder = pathlib.Path(folder).resolve()
+            if real_folder in visited:
+              folders.clear()
+              continue
+            visited.add(real_folder)
+          links = set()
+          if not follow_links:
+            links = {d for d in folders if os.path.islink(f"{folder}/{d}")}
           ignored["hidden"] += sum(n[0] == "." for n in (*folders, *names))
           ignored["linked folder"] += len(links)
           folders[:] = sorted({d for d in folders if d[0] != "."} - links)
+          within = None if follow_links else pathlib.Path(match).resolve()
           for name in sorted(names):
             if name[0] != ".":
-              add_file(os.path.join(folder, name))
+              add_file(os.path.join(folder, name), within)
   root = os.path.commonpath(roots) if roots else ""
   files = [File(p, os.path.relpath(p, root)) for p in paths_by_file.values()]
   files.sort(key=lambda file: file.name)

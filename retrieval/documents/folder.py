@@ -31,11 +31,12 @@ from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval.documents import (
   finding,
   ocr,
+  reader_process,
   reading,
-  splitting,
 )
 from anysearch_jax.retrieval.index import building, opening, search
 
+_PRIVATE = 0o700  # For the user alone.
 _NEXT = "next"
 _FILES = "files.json"
 _ROWS = f"corpus/{passages.LINES}"
@@ -61,12 +62,14 @@ class Settings:
     language: see `building.Settings`; unused if there is an encoder. "" stands
       for the language of most passages.
     ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
+    follow_links: see `finding.find_files`.
   """
 
   tokens: int = 200
   overlap: int = 30
   language: str = ""
   ocr: str = ""
+  follow_links: bool = False
 
   def __post_init__(self):
     if not (
@@ -144,14 +147,20 @@ def update(
       f"{folder}: found the index of a corpus, expected one of documents; name "
       "another folder."
     )
-  recognizer = ocr.Command(settings.ocr) if settings.ocr else None
+  if settings.ocr:
+    ocr.Command(settings.ocr)  # Refuses a program that is missing.
   folder.mkdir(parents=True, exist_ok=True)
+  # The index holds the texts of private documents.
+  folder.chmod(_PRIVATE)
   with disk.translate_errors(folder), building.locked(folder):
-    pictures = reading.PICTURES if recognizer else ()
+    pictures = reading.PICTURES if settings.ocr else ()
     documents = finding.find_files(
-      paths, (*reading.READERS, *pictures), excluded_folder=str(folder)
+      paths,
+      (*reading.READERS, *pictures),
+      excluded_folder=str(folder),
+      follow_links=settings.follow_links,
     )
-    recipe, splitter = _recipe(settings, encoder)
+    recipe, reader_settings = _recipe(settings, encoder)
     newest = building.newest_build(folder)
     files_before = {} if afresh else _read_files(newest, recipe)
     if files_before and files_before.keys() == {*documents.files}:
@@ -161,16 +170,24 @@ def update(
     shutil.rmtree(next_build, ignore_errors=True)
     (next_build / "corpus").mkdir(parents=True)
     files: dict[finding.File, _File] = {}
-    with (next_build / _ROWS).open("wb") as lines:
+    stamps = {file: _stamp(file.path) for file in documents.files}
+    unchanged = {
+      file
+      for file, file_before in files_before.items()
+      if stamps.get(file) == file_before.stamp
+    }
+    with (
+      reader_process.Readers(reader_settings) as readers,
+      (next_build / _ROWS).open("wb") as lines,
+    ):
+      texts = readers.read_all(
+        file.path for file in documents.files if file not in unchanged
+      )
       for done, file in enumerate(documents.files, start=1):
-        files[file] = _write_rows(
-          file,
-          file_before=files_before.get(file),
-          build=newest,
-          splitter=splitter,
-          recognizer=recognizer,
-          out=lines,
-        )
+        if file in unchanged:
+          files[file] = _copy_rows(files_before[file], newest, lines)
+        else:
+          files[file] = _write_rows(file, stamps[file], next(texts), lines)
         on_file(done, len(documents.files))
     summary = _summary(documents, files, files_before)
     if not summary.passages:
@@ -255,73 +272,52 @@ def _read_files(
   return {finding.File(file.path, file.name): file for file in files}
 
 
+def _copy_rows(
+  file_before: _File, build: pathlib.Path, out: IO[bytes]
+) -> _File:
+  """Copies the rows of an unchanged file from a build."""
+  start = out.tell()
+  with (build / _ROWS).open("rb") as lines:
+    lines.seek(file_before.start)
+    out.write(lines.read(file_before.end - file_before.start))
+  return file_before._replace(start=start, end=out.tell())
+
+
 def _write_rows(
   file: finding.File,
-  *,
-  file_before: _File | None,
-  build: pathlib.Path,
-  splitter: splitting.Splitter,
-  recognizer: ocr.Command | None,
+  stamp: list[int],
+  text: reader_process.FileText,
   out: IO[bytes],
 ) -> _File:
-  """Writes the rows of a file; copies those of the build if it is unchanged.
-
-  A file that cannot be read has no rows.
-  """
+  """Writes the rows of a file; one that cannot be read has none."""
   start = out.tell()
-  count = 0
-  reason = ""
-  stamp = _stamp(file.path)
-  if file_before and file_before.stamp == stamp:
-    with (build / _ROWS).open("rb") as lines:
-      lines.seek(file_before.start)
-      out.write(lines.read(file_before.end - file_before.start))
-    count = file_before.rows
-    reason = file_before.reason
-  else:
-    try:
-      losses = []
-      for part in reading.read(file.path, recognizer):
-        if part.lost:
-          losses.append(part.lost)
-        if not part.text:
-          continue
-        for heading, text in splitter(part.text, is_markdown=part.is_markdown):
-          count += 1
-          row = {
-            "id": f"{file.name}#{count}",
-            "title": part.title or os.path.basename(file.path),
-            "text": text,
-            "path": file.path,
-            "page": part.page,
-            "heading": heading or part.heading,
-          }
-          line = json.dumps(row, ensure_ascii=False) + "\n"
-          # The name of a file may have bytes that are not UTF-8.
-          out.write(line.encode(errors="backslashreplace"))
-      if not count:
-        losses.append("has no text")
-      reason = "; ".join(losses)
-    except reading.ReadError as error:
-      out.seek(start)
-      out.truncate()
-      count = 0
-      reason = str(error)
+  for number, passage in enumerate(text.passages, start=1):
+    row = {
+      "id": f"{file.name}#{number}",
+      "title": passage.title,
+      "text": passage.text,
+      "path": file.path,
+      "page": passage.page,
+      "heading": passage.heading,
+    }
+    line = json.dumps(row, ensure_ascii=False) + "\n"
+    # The name of a file may have bytes that are not UTF-8.
+    out.write(line.encode(errors="backslashreplace"))
   return _File(
     path=file.path,
     name=file.name,
     stamp=stamp,
-    rows=count,
+    rows=len(text.passages),
     start=start,
     end=out.tell(),
-    reason=reason,
+    reason=text.reason,
   )
 
 
 def _recipe(
   settings: Settings, encoder: search.Encoder | None
-) -> tuple[dict[str, Any], splitting.Splitter]:
-  """Returns the JSON values that an index depends on, and the splitter."""
+) -> tuple[dict[str, Any], reader_process.Settings]:
+  """Returns what an index depends on as JSON values, and how files are read."""
   recipe: dict[str, Any] = {"version": _VERSION, "ocr": settings.ocr}
   tokens = settings.tokens
   tokenizer = None
@@ -334,8 +330,18 @@ def _recipe(
     tokens = min(tokens, max(max_tokens - _TITLE_TOKENS, _LEAST_TOKENS))
   overlap = min(settings.overlap, tokens // 2)
   recipe |= {"tokens": tokens, "overlap": overlap}
-  splitter = splitting.Splitter(tokens, overlap, tokenizer)
-  return building.without_paths(recipe), splitter
+  reader_settings = reader_process.Settings(
+    tokens=tokens,
+    overlap=overlap,
+    tokenizer=tokenizer.to_str() if tokenizer else "",
+    ocr=settings.ocr,
+    max_seconds=(
+      reader_process.MAX_OCR_SECONDS
+      if settings.ocr
+      else reader_process.MAX_SECONDS
+    ),
+  )
+  return building.without_paths(recipe), reader_settings
 
 
 def _language(rows: pathlib.Path) -> str:

@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterator
 
-from anysearch_jax.host import disk
+from anysearch_jax.host import git_lfs
 from anysearch_jax.retrieval.documents import (
   mail,
   markup,
@@ -85,6 +85,8 @@ def read(path: str, recognizer: pdf.Recognizer | None = None) -> Iterator[Part]:
     raise
   except OSError as error:
     raise ReadError(f"cannot be opened: {error.strerror or error}") from error
+  except MemoryError:
+    raise
   # A file that breaks a parser costs its own text only.
   except Exception as error:
     reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -96,8 +98,6 @@ def read(path: str, recognizer: pdf.Recognizer | None = None) -> Iterator[Part]:
 def _reader(
   path: pathlib.Path, recognizer: pdf.Recognizer | None
 ) -> Callable[[pathlib.Path], Iterator[Part]]:
-  if reason := disk.lfs_reason(path):
-    raise ReadError(reason)
   if recognizer and path.suffix.lower() in PICTURES:
     return lambda picture: iter([Part(recognizer(picture))])
   ending = _true_ending(path)
@@ -115,6 +115,8 @@ def _true_ending(path: pathlib.Path) -> str:
   ending = path.suffix.lower()
   with path.open("rb") as file:
     start = file.read(_SAMPLE_BYTES)
+  if start.startswith(git_lfs.START):
+    raise ReadError(git_lfs.REASON)
   is_binary_kind = ending in _BINARY_ENDINGS
   pdf_mark = start.find(b"%PDF-")
   if pdf_mark == 0 or (pdf_mark > 0 and ending == ".pdf"):

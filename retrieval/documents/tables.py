@@ -136,6 +136,10 @@ def _table(rows: Iterable[Row]) -> Iterator[parts.Part]:
   if top:
     lines = [" ".join(filter(None, row)) for row in top]
     yield parts.Part("\n".join(lines), heading="above the table")
+  if len(first_rows) == 1:
+    number, row = first_rows[0]
+    yield parts.Part("\n".join(filter(None, row)), heading=f"row {number}")
+    return
   header: Sequence[str] = ()
   if first_rows and _is_header(first_rows):
     header = first_rows.pop(0)[1]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from anysearch_jax.host import disk, platforms
+from anysearch_jax.host import git_lfs, platforms
 from anysearch_jax.policy import tensor_files
 from anysearch_jax.retrieval.encoder import batched, encoder_settings, models
 
@@ -187,8 +187,10 @@ def _tokenizer(
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(content)
   except Exception as error:  # The library raises plain `Exception`.
-    damage = f"this is not a tokenizer ({error}); copy it again"
-    raise ValueError(f"{path}: {disk.lfs_reason(path) or damage}.") from error
+    git_lfs.refuse_pointer(path)
+    raise ValueError(
+      f"{path}: this is not a tokenizer ({error}); copy it again."
+    ) from error
   size = max(tokenizer.get_vocab().values(), default=-1) + 1
   if size > model.vocab_size:
     raise ValueError(

@@ -66,9 +66,10 @@ def describe(folder: pathlib.Path) -> Model:
     ValueError: the file is missing, or the model is not supported; the message
       names the folder.
   """
-  hf_config.refuse_other_kinds(folder)
   path = folder / "config.json"
+  hf_config.refuse_adapter(folder)
   if not path.is_file():
+    hf_config.refuse_gguf(folder)
     raise ValueError(
       f"{folder}: no config.json; expected a Hugging Face folder of an encoder."
     )

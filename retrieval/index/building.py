@@ -192,7 +192,9 @@ def newest_build(folder: str | os.PathLike) -> pathlib.Path:
   """Returns the folder of the newest of several builds, or this folder."""
   folder = pathlib.Path(folder)
   try:
-    return folder / json_files.read(folder / CURRENT)["build"]
+    # The file may be a stranger's: only a part of this folder is opened.
+    builds = {path.name: path for path in folder.iterdir()}
+    return builds[json_files.read(folder / CURRENT)["build"]]
   except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
     return folder
 

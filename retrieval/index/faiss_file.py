@@ -15,6 +15,7 @@ from typing import Any
 import faiss
 import numpy as np
 
+from anysearch_jax.host import git_lfs
 from anysearch_jax.retrieval.index import search as search_lib
 from anysearch_jax.retrieval.index import vectors as vectors_lib
 
@@ -51,6 +52,8 @@ class FaissFile:
     try:
       self.index: Any = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
+      if path.is_file():
+        git_lfs.refuse_pointer(path, vectors_lib.DamagedError)
       reason = str(error).splitlines()[0]
       raise vectors_lib.DamagedError(
         f"{path}: FAISS cannot read it ({reason}); expected an index file. Run "

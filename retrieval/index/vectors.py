@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from anysearch_jax.config import settings
-from anysearch_jax.host import disk, json_files
+from anysearch_jax.host import disk, git_lfs, json_files
 from anysearch_jax.retrieval import passages
 from anysearch_jax.retrieval.index import search
 
@@ -158,10 +158,11 @@ class Shards:
     file, _ = self._files(shard)
     start, end = self.span(shard)
     try:
-      array = np.load(file, mmap_mode="r")
+      array = np.lib.format.open_memmap(file, mode="r")
     except (OSError, ValueError) as error:
-      reason = disk.lfs_reason(file) if file.is_file() else ""
-      raise DamagedError(f"{file}: {reason or error}.") from error
+      if file.is_file():
+        git_lfs.refuse_pointer(file, DamagedError)
+      raise DamagedError(f"{file}: {error}.") from error
     actual = (array.dtype, array.shape)
     expected = (_STORED[self.dtype], (end - start, self.dim))
     if actual != expected:

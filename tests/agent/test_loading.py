@@ -21,7 +21,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.policy import hf
 from anysearch_jax.retrieval.index import building, opening
 from anysearch_jax.retrieval.service import service
-from anysearch_jax.rollout import searching
+from anysearch_jax.rollout import endpoints, searching
 
 CONFIG = small_run.CONFIG
 
@@ -58,6 +58,32 @@ def test_policy_elsewhere_has_the_papers_prompt(policy, tmp_path):
   assert loading.default_config(2**20).engine.max_context == 8192
   with agent_lib.Agent.load(alone, retriever=scripted.Retriever()) as agent:
     assert agent.slots == config.engine.slots
+
+
+@pytest.mark.parametrize(
+  ("template", "reason"),
+  [
+    ("{{ 'anything' }}", "leaves the question out of the prompt"),
+    ("{% if %}", "the chat template cannot be rendered in line 1"),
+  ],
+)
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_template_that_loses_the_question_is_refused_before_weights_are_read(
+  policy, tmp_path, template, reason, is_served
+):
+  shutil.copytree(policy, tmp_path, dirs_exist_ok=True)
+  (tmp_path / "chat_template.jinja").write_text(template)
+  (weights,) = tmp_path.glob("*.safetensors")
+  weights.write_bytes(b"not read")
+  served_elsewhere = endpoints.Endpoint(
+    "http://127.0.0.1:9/v1", model="m", tokenizer=str(tmp_path)
+  )
+  with pytest.raises(ValueError, match=reason):
+    agent_lib.Agent.load(
+      served_elsewhere if is_served else tmp_path,
+      retriever=scripted.Retriever(),
+      config=CONFIG,
+    )
 
 
 @pytest.fixture(scope="module")

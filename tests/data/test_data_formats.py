@@ -7,7 +7,7 @@ import json
 import pytest
 import question_rows
 
-from anysearch_jax.data import files, formats
+from anysearch_jax.data import formats
 
 
 @pytest.mark.parametrize("name", question_rows.ROWS)
@@ -246,15 +246,3 @@ def test_a_damaged_context_is_not_lost_in_silence():
     formats.read(row, "hotpotqa")
   found = formats.read(row | {"context": "Emma is a novel."}, "hotpotqa")
   assert found.metadata["supporting"] == [{"title": "Emma"}]
-
-
-@pytest.mark.parametrize("suffix", files.SUFFIXES)
-def test_a_pointer_of_git_lfs_is_no_question_file(
-  tmp_path, lfs_pointer, suffix
-):
-  """A CSV reader takes its three lines for a table."""
-  path = tmp_path / f"questions{suffix}"
-  path.write_bytes(lfs_pointer)
-  sentence = rf"questions{suffix}: is a pointer of git-lfs.* `git lfs pull`"
-  with pytest.raises(formats.DataError, match=sentence):
-    list(files.rows(path))

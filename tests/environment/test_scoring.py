@@ -38,6 +38,18 @@ def test_judge_returns_answer_exact_match_and_format():
   assert verdict == scoring.Verdict(answer="X", em=1, format=0)
 
 
+def test_reasoning_opened_before_a_turn_is_read_as_its_beginning():
+  """As in records, and in rewards that read turns."""
+  rest = T.removeprefix("<think>")
+  assert rest != T
+  spans = [e("<think>"), m(rest + S), e(I), m(T + A)]
+  assert scoring.turns(spans) == [T + S, T + A]
+  verdict = scoring.judge(
+    spans, golden_answers=["x"], budget=1, searches=1, scaffold=False
+  )
+  assert verdict.format == 1
+
+
 @pytest.mark.parametrize(
   "piece", ["<think>", "</think>", T, A, "<", "<answer>\n"]
 )

@@ -31,14 +31,14 @@ from anysearch_jax.config import settings
 from anysearch_jax.methods import systems
 
 LIMITS = {
-  "nodes": 223_800,
+  "nodes": 236_000,
   "dense forms": 0,
   "functions that bind an empty name": 35,
   "public functions without Args": 0,
   "circles of files": 0,
   "files that take the whole configuration": 44,
   "settings": 216,
-  "flags": 138,
+  "flags": 140,
   "commands": 16,
   "words in README.md": 700,
 }

@@ -62,15 +62,52 @@ def test_a_tag_that_is_a_special_token_is_refused_before_weights_are_read(
     aj.Agent.load(policy, retriever=tmp_path / "nowhere", config=CONFIG)
 
 
-def test_a_tokenizer_that_adds_a_space_where_texts_join_is_refused(tmp_path):
+def metaspace(scheme):
+  """Returns the parts of SentencePiece's tokenizers as folders now have them.
+
+  Args:
+    scheme: which texts get a space before them.
+  """
+  settings = {"replacement": "\u2581", "prepend_scheme": scheme}
+  return {
+    "pre_tokenizer": tokenizers.pre_tokenizers.Metaspace(**settings),
+    "decoder": tokenizers.decoders.Metaspace(**settings),
+  }
+
+
+def legacy_metaspace():
+  """Returns the parts that Llama 2's folder has."""
+  normalizers = tokenizers.normalizers
+  decoders = tokenizers.decoders
+  return {
+    "normalizer": normalizers.Sequence(
+      [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    ),
+    "decoder": decoders.Sequence(
+      [
+        decoders.Replace("\u2581", " "),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+      ]
+    ),
+  }
+
+
+@pytest.mark.parametrize(
+  "parts",
+  [metaspace("always"), metaspace("first"), legacy_metaspace()],
+  ids=["always", "first", "legacy"],
+)
+def test_a_tokenizer_that_adds_a_space_where_texts_join_is_refused(
+  tmp_path, parts
+):
   """As SentencePiece's with a prefix space does, of Llama 2 and TinyLlama."""
   pieces = ["<s>", "</s>", "\u2581", *map(chr, range(10, 127))]
   core = tokenizers.Tokenizer(
     tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces)}, [])
   )
-  scheme = {"replacement": "\u2581", "prepend_scheme": "always"}
-  core.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(**scheme)
-  core.decoder = tokenizers.decoders.Metaspace(**scheme)
+  for name, part in parts.items():
+    setattr(core, name, part)
   core.add_special_tokens(["<s>", "</s>"])
   core.save(str(tmp_path / "tokenizer.json"))
   (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
@@ -78,12 +115,10 @@ def test_a_tokenizer_that_adds_a_space_where_texts_join_is_refused(tmp_path):
   codec = tokenizer_lib.Tokenizer.from_folder(tmp_path)
   with pytest.raises(ValueError, match="adds a space where two texts are join"):
     validation.check_codec(codec, environment)
-  scheme["prepend_scheme"] = "never"  # As Gemma's.
-  codec.hf.backend_tokenizer.pre_tokenizer = (
-    tokenizers.pre_tokenizers.Metaspace(**scheme)
-  )
-  codec.hf.backend_tokenizer.decoder = tokenizers.decoders.Metaspace(**scheme)
-  validation.check_codec(codec, environment)
+  if "normalizer" not in parts:
+    for name, part in metaspace("never").items():  # As Gemma's.
+      setattr(codec.hf.backend_tokenizer, name, part)
+    validation.check_codec(codec, environment)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -125,53 +125,45 @@ def test_an_adapter_beside_the_weights_is_refused(tiny, nothing_loads):
     hf.load(tiny.folder)
 
 
-def test_an_adapter_alone_is_refused_with_its_base(tiny, nothing_loads):
-  folder = tiny.folder.with_name("adapter")
-  folder.mkdir()
-  config = folder / "adapter_config.json"
-  config.write_text('{"base_model_name_or_path": "Qwen/Qwen3-0.6B"}')
-  with pytest.raises(
-    ValueError,
-    match=r"an adapter of Qwen/Qwen3-0.6B .*a whole model.*merge_and_unload",
-  ):
-    hf.load(folder)
+def test_an_adapter_is_not_taken_for_a_model(tmp_path, nothing_loads):
+  config = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-4B"}
+  (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+  (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+  sentence = (
+    "found a PEFT adapter of Qwen/Qwen3-4B, expected a whole model. Merge it "
+    ".*AutoPeftModelForCausalLM.*copy the tokenizer of Qwen/Qwen3-4B there"
+  )
+  with pytest.raises(ValueError, match=sentence):
+    hf.load(tmp_path)
 
 
-def test_a_gguf_model_is_refused_by_its_name(tiny, nothing_loads):
-  """Also as a file, and beside the other files of a folder."""
+@pytest.mark.parametrize("has_config", [True, False])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_gguf_weights_are_named(tiny, nothing_loads, has_config, is_folder):
   (tiny.folder / tensor_files.SINGLE_NAME).unlink()
-  gguf = tiny.folder / "small.Q4_K_M.gguf"
-  gguf.write_bytes(b"GGUF")
-  sentence = "Q4_K_M.gguf: found a GGUF model, .* llama-server -m small.Q4_K_M"
-  for path in (tiny.folder, gguf):
-    with pytest.raises(ValueError, match=sentence.replace(" l", " `l")):
-      hf.load(path)
-  (tiny.folder / "config.json").unlink()
-  with pytest.raises(ValueError, match="found a GGUF model"):
-    hf.load(tiny.folder)
+  file = tiny.folder / "Qwen3-4B-Q4_K_M.gguf"
+  file.write_bytes(b"GGUF")
+  if not has_config:
+    (tiny.folder / "config.json").unlink()
+  sentence = f"found GGUF weights, .* expected safetensors.* -m {file}"
+  with pytest.raises(ValueError, match=sentence):
+    hf.load(tiny.folder if is_folder else file)
 
 
-def test_a_gguf_model_beside_safetensors_is_ignored(tiny):
-  (tiny.folder / "small.gguf").write_bytes(b"GGUF")
-  assert hf.load(tiny.folder).architecture == tiny.policy.architecture
+def test_gguf_weights_beside_safetensors_are_not_read(tiny):
+  (tiny.folder / "Qwen3-4B-Q4_K_M.gguf").write_bytes(b"GGUF")
+  hf.load(tiny.folder)
 
 
 @pytest.mark.parametrize(
-  "name",
-  [
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "model.safetensors",
-  ],
+  "name", ["config.json", "tokenizer.json", "model.safetensors"]
 )
-def test_a_pointer_of_git_lfs_is_refused(
-  tiny, nothing_loads, lfs_pointer, name
-):
-  (tiny.folder / name).write_bytes(lfs_pointer)
-  with pytest.raises(
-    ValueError, match=f"policy/{name}: is a pointer of git-lfs.* `git lfs pull`"
-  ):
+def test_a_pointer_of_git_lfs_is_named(tiny, nothing_loads, name):
+  (tiny.folder / name).write_text(
+    "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+  )
+  sentence = f"{name}: is a pointer of git-lfs, .* type `git lfs pull`"
+  with pytest.raises(ValueError, match=sentence):
     hf.load(tiny.folder)
 
 

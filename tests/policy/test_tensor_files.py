@@ -231,60 +231,6 @@ def test_a_damaged_file_is_refused(tmp_path, nothing_loads, kept):
     tensor_files.load(tmp_path, ROWS)
 
 
-@pytest.mark.parametrize(
-  "wrapped",
-  [
-    "_orig_mod.{}",
-    "module.{}",
-    "module._orig_mod.{}",
-    "_orig_mod.module.{}",
-    "base_model.model.{}",
-    "_fsdp_wrapped_module.{}",
-  ],
-)
-def test_names_of_wrapped_models_are_those_of_the_model(tmp_path, wrapped):
-  write(tmp_path, {wrapped.format(k): v for k, v in tensors().items()})
-  assert_loaded(tensor_files.load(tmp_path, ROWS))
-
-
-@pytest.mark.parametrize(
-  ("plain", "wrapped"),
-  [
-    ("layers.1.", "layers.1._orig_mod."),
-    ("layers.0.", "layers.0._checkpoint_wrapped_module."),
-    ("model.", "model.language_model."),
-  ],
-)
-def test_names_of_wrapped_parts_are_those_of_the_parts(
-  tmp_path, plain, wrapped
-):
-  write(tmp_path, {k.replace(plain, wrapped): v for k, v in tensors().items()})
-  assert_loaded(tensor_files.load(tmp_path, ROWS))
-
-
-def test_a_tensor_with_and_without_its_wrapper_is_refused(
-  tmp_path, nothing_loads
-):
-  """Two values of one tensor: neither is known to be the right one."""
-  wrapped = {"_orig_mod.norm.weight": np.ones(6, np.float32)}
-  write(tmp_path, tensors() | wrapped)
-  with pytest.raises(ValueError, match="'norm.weight' stands in .* it once"):
-    tensor_files.load(tmp_path, ROWS)
-
-
-def test_an_index_that_names_files_elsewhere_is_refused(
-  tmp_path, nothing_loads
-):
-  folder = tmp_path / "policy"
-  folder.mkdir()
-  write(tmp_path, tensors(), "theirs.safetensors")
-  index = folder / tensor_files.INDEX_NAME
-  for name in ("../theirs.safetensors", str(tmp_path / "theirs.safetensors")):
-    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors(), name)}))
-    with pytest.raises(ValueError, match="nothing is read from elsewhere"):
-      tensor_files.load(folder, ROWS)
-
-
 def test_a_tensor_in_two_shards_is_refused(tmp_path, nothing_loads):
   matrices = tensors(without="norm.weight")
   rest = tensors(without="model.layers.1.q.weight")
@@ -292,6 +238,79 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path, nothing_loads):
   sentence = "stands in shard-0.safetensors and in shard-1.safetensors"
   with pytest.raises(ValueError, match=sentence):
     tensor_files.load(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize(
+  "wrapped",
+  [
+    "_orig_mod.{}",
+    "module.{}",
+    "base_model.model.{}",
+    "module._orig_mod.{}",
+    "_fsdp_wrapped_module.{}",
+  ],
+)
+def test_names_lose_what_wrappers_added(tmp_path, wrapped):
+  write_shards(
+    tmp_path,
+    [{wrapped.format(name): tensor} for name, tensor in tensors().items()],
+  )
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+def test_names_lose_wrappers_of_inner_modules(tmp_path):
+  inner = "layers.{}._fsdp_wrapped_module._checkpoint_wrapped_module.q"
+  values = tensors()
+  for layer in range(2):
+    tensor = values.pop(f"model.layers.{layer}.q.weight")
+    values[f"model._orig_mod.{inner.format(layer)}.weight"] = tensor
+  write(tmp_path, values)
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
+def test_a_prefix_of_some_names_stays(tmp_path, nothing_loads):
+  values = tensors()
+  values["module.norm.weight"] = values.pop("norm.weight")
+  write(tmp_path, values)
+  with pytest.raises(ValueError, match="lacks tensor 'norm.weight'"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_a_tensor_with_and_without_a_wrapper_is_refused(
+  tmp_path, nothing_loads
+):
+  values = tensors()
+  values["_orig_mod.norm.weight"] = values["norm.weight"]
+  write(tmp_path, values)
+  with pytest.raises(ValueError, match="'norm.weight' stands in .* once"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+def test_weights_with_unmerged_adapters_are_refused(tmp_path, nothing_loads):
+  values = {f"base_model.model.{k}": v for k, v in tensors().items()}
+  layer = "base_model.model.model.layers.0.q"
+  values[f"{layer}.base_layer.weight"] = values.pop(f"{layer}.weight")
+  values[f"{layer}.lora_A.default.weight"] = np.zeros((2, 6), np.float32)
+  write(tmp_path, values)
+  with pytest.raises(ValueError, match="found the adapter tensor .* Merge it"):
+    tensor_files.load(tmp_path, ROWS)
+
+
+@pytest.mark.parametrize("name", ["../{}", "{}", "a/../../{}"])
+def test_an_index_opens_no_file_outside_its_folder(
+  tmp_path, nothing_loads, name
+):
+  folder = tmp_path / "policy"
+  folder.mkdir()
+  write(tmp_path, tensors(), "other.safetensors")
+  outside = name.format("other.safetensors")
+  if name == "{}":
+    outside = str(tmp_path / "other.safetensors")
+  (folder / tensor_files.INDEX_NAME).write_text(
+    json.dumps({"weight_map": dict.fromkeys(tensors(), outside)})
+  )
+  with pytest.raises(ValueError, match="nothing is read from elsewhere"):
+    tensor_files.load(folder, ROWS)
 
 
 def test_a_missing_file_is_refused(tmp_path, nothing_loads):

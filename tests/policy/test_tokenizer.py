@@ -188,6 +188,7 @@ def test_limits_that_a_file_keeps_of_its_last_use_are_ignored(
     "(strftime_now)('%d %b %Y')",
     "strftime_now('%d' + ' %b %Y')",
     "strftime_now(day)",
+    "strftime_now('%_d %b %0Y')",
     "strftime_now('%d %b (%Y)').replace('(', '').replace(')', '')",
   ],
 )
@@ -199,9 +200,20 @@ def test_a_template_writes_the_same_day_on_any_day(tmp_path, call):
 
 
 @pytest.mark.parametrize(
+  "start", ["\n\n  ", "  ", "\n", "  {% if true %}{% endif %}\n \n", ""]
+)
+def test_a_date_leaves_the_beginning_of_a_template_as_it_is(tmp_path, start):
+  """White space there would be tokens of every prompt."""
+  plain = save_tiny(tmp_path / "plain", template=start + "a 2024")
+  dated = save_tiny(tmp_path, template=start + "a {{ strftime_now('%Y') }}")
+  assert dated.render("a")[0] == plain.render("a")[0]
+
+
+@pytest.mark.parametrize(
   ("template", "reason"),
   [
     ("a\n{% if %}", "in line 2 (TemplateSyntaxError: Expected an expression"),
+    ("{{ strftime_now() }}\n{% if %}", "in line 2 (TemplateSyntaxError: "),
     ("{{ raise_exception('No system.') }}", "(TemplateError: No system.)"),
     ("{{ nothing + 1 }}", "(UndefinedError: 'nothing' is undefined)"),
     ("{{ 1 / 0 }}", "(ZeroDivisionError: division by zero)"),
@@ -229,6 +241,8 @@ def test_a_prefill_replaces_the_reasoning_that_a_template_opens(
   assert protocol.opened_reasoning(chat.render("a")[0]) == opened
   begun = chat.render("a", prefill="<think> b")[0]
   assert begun == "<bos>user : a <eot> c <think> b"
+  # One that opens no reasoning is the beginning of the response too.
+  assert chat.render("a", prefill="b")[0] == "<bos>user : a <eot> c b"
   # The words of a question open nothing.
   assert protocol.opened_reasoning("a <think> b") == ""
 

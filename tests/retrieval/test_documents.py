@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -37,6 +38,19 @@ def first(index, query):
 
 
 LEASE = "# Lease\n\nIntro.\n\n## End\n\nThe lease ends on 31 March.\n"
+
+
+@pytest.mark.parametrize("name", ["../other", "..", "", "{}/other"])
+def test_an_index_opens_no_build_outside_its_folder(tmp_path, name):
+  notes = write(tmp_path / "notes", lease__md=LEASE)
+  folder.update(notes, tmp_path / "index")
+  folder.update(notes, tmp_path / "i")
+  building.newest_build(tmp_path / "i").rename(tmp_path / "other")
+  current = tmp_path / "index" / building.CURRENT
+  current.write_text(json.dumps({"build": name.format(tmp_path)}))
+  assert building.newest_build(tmp_path / "index") == tmp_path / "index"
+  with pytest.raises(ValueError, match="found no finished index"):
+    opening.open_index(tmp_path / "index")
 
 
 def test_only_what_changed_is_read_again_and_open_indexes_stay(tmp_path):

@@ -237,6 +237,9 @@ def test_invalid_settings_are_refused(folder, nothing_loads, options, sentence):
     encoder_lib.Encoder(folder, **options)
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 9\n"
+
+
 @pytest.mark.parametrize(
   ("name", "content", "sentence"),
   [
@@ -246,6 +249,8 @@ def test_invalid_settings_are_refused(folder, nothing_loads, options, sentence):
     ("config.json", '{"a": ', "config.json: .*copy it again"),
     ("tokenizer.json", '{"a": ', "tokenizer.json: .*copy it again"),
     ("modules.json", '{"a": ', "modules.json: .*copy it again"),
+    ("tokenizer.json", POINTER, "tokenizer.json: is a pointer of git-lfs"),
+    ("model.safetensors", POINTER, "rs: is a pointer of git-lfs, .* lfs pull"),
   ],
 )
 def test_a_missing_or_damaged_file_is_refused_by_name(

@@ -183,6 +183,10 @@ def test_damage_of_a_shard_is_found(tmp_path):
   os.truncate(tmp_path / "vectors-00002.npy", 300)
   with pytest.raises(vectors.DamagedError, match="vectors-00002.npy"):
     flat_lib.open_flat(made)
+  with open(tmp_path / "vectors-00002.npy", "wb") as file:
+    np.savez(file, x=units(20))  # A zip file, which `np.load` would open.
+  with pytest.raises(vectors.DamagedError, match="vectors-00002.npy"):
+    made.rows(2)
   (tmp_path / "vectors-00000.json").unlink()
   with pytest.raises(vectors.DamagedError, match="launch.build_index again"):
     made.check(0)

@@ -364,7 +364,7 @@ def test_sheets_name_their_rows_as_the_program_does(tmp_path):
   assert fields(reading.read(str(tmp_path / "a.xlsx"))) == [
     ("", "Rents of 2026", "Rents > above the table"),
     ("", "flat: 2B\nrent: 900", "Rents > row 4"),
-    ("", "Call the plumber.", "Notes > columns without values"),
+    ("", "Call the plumber.", "Notes > row 1"),
   ]
 
 

@@ -194,27 +194,3 @@ def test_an_answer_holds_no_id_twice():
     ("7#2", "gold"),
     ("7#3", "lead"),
   ]
-
-
-def test_pointers_of_git_lfs_are_refused(tmp_path, lfs_pointer):
-  """As a corpus of lines or tables, and as parts of a prepared one."""
-  sentence = "is a pointer of git-lfs.* `git lfs pull`"
-  (tmp_path / "tables").mkdir()
-  for source in ("corpus.jsonl", "corpus.jsonl.gz", "tables/0.parquet"):
-    (tmp_path / source).write_bytes(lfs_pointer)
-    path = tmp_path / source
-    if path.suffix == ".parquet":
-      path = path.parent
-    with pytest.raises(passages.CorpusError, match=sentence):
-      passages.prepare(path, tmp_path / "index", skip_malformed=True)
-  source = tmp_path / "whole.jsonl"
-  source.write_text(json.dumps({"id": "1", "contents": "title\ntext"}))
-  folder = tmp_path / "prepared"
-  passages.prepare(source, folder)
-  for part in folder.iterdir():
-    whole = part.read_bytes()
-    part.write_bytes(lfs_pointer)
-    with pytest.raises(passages.CorpusError, match=sentence):
-      passages.Corpus(folder)
-    part.write_bytes(whole)
-  assert len(passages.Corpus(folder)) == 1

@@ -334,11 +334,3 @@ def test_time_grows_with_the_length_of_a_text(line):
 
   seconds(1 << 16)
   assert seconds(1 << 20) < 8 * seconds(1 << 18)  # Squares are 16 times.
-
-
-@pytest.mark.parametrize("ending", [".txt", ".md", ".csv", ".pdf", ".png"])
-def test_a_pointer_of_git_lfs_is_no_document(tmp_path, lfs_pointer, ending):
-  path = tmp_path / f"notes{ending}"
-  path.write_bytes(lfs_pointer)
-  with pytest.raises(reading.ReadError, match="is a pointer of git-lfs"):
-    list(reading.read(str(path), lambda picture: "text"))

@@ -611,19 +611,27 @@ class _Opening(scripted.Codec):
   """A codec whose chat template opens the reasoning, as QwQ's does."""
 
   def render(self, *arguments, **settings):
-    text, ids = super().render(*arguments, **settings)
-    opened = "<think>\n"
-    return text + opened, [*ids, *self.encode(opened)]
+    text, _ = super().render(*arguments, **settings)
+    text += "<think>\n"
+    return text, self.encode(text)
 
 
+class _Merging(_Opening):
+  """A codec with one id for the end of the template and the tag's `<`."""
+
+  def encode(self, text):
+    return super().encode(text.replace(scripted.ASSISTANT + "<", "\u2060"))
+
+
+@pytest.mark.parametrize("codec", [_Opening(), _Merging()])
 @pytest.mark.parametrize("scaffold", [False, True])
 def test_reasoning_that_the_template_opens_belongs_to_the_first_turn(
-  monkeypatch, scaffold
+  monkeypatch, scaffold, codec
 ):
   plain, plain_asked = play(
     search("Emma"), answer("Jane Austen"), hits=(EMMA,), scaffold=scaffold
   )
-  monkeypatch.setitem(globals(), "CODEC", _Opening())
+  monkeypatch.setitem(globals(), "CODEC", codec)
   first = search("Emma").removeprefix("<think>")
   assert first != search("Emma")
   opened, asked = play(

@@ -27,11 +27,15 @@ _FIELD = "Unsupported parameter: '{}' is not supported with this model."
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-  """What a model says; `calls` are pairs of a tool and JSON as text."""
+  """What a model says; `calls` are pairs of a tool and JSON as text.
+
+  `read` is the number of tokens that the server says it read; 0: what it did.
+  """
 
   content: str | None = None
   calls: tuple[tuple[str, str], ...] = ()
   reasoning: str = ""
+  read: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +192,7 @@ def _parts(message: Message, body):
     }
     for place, (name, arguments) in enumerate(message.calls)
   ]
-  read = len(json.dumps(body.get("messages"))) // 4
+  read = message.read or len(json.dumps(body.get("messages"))) // 4
   usage = {"prompt_tokens": read, "completion_tokens": 7, "total_tokens": read}
   fields = {"id": "chatcmpl-1", "created": 1, "model": body["model"]}
   return "tool_calls" if calls else "stop", calls, usage, fields

@@ -1,4 +1,4 @@
-"""Deltas of weights: the changes of a folder's files since a version.
+"""Deltas of weights: the changes of a folder's safetensors since a version.
 
 An optimizer step changes few bfloat16 weights. If the servers do not share the
 trainer's RAM, only a delta crosses the network. On each host of servers,
@@ -10,11 +10,11 @@ version's name, after which servers load it like any folder. The program needs
 only NumPy and the standard library. SHARED is `sglang.weights`.
 
 A delta is a zip file with a checksum of itself at its end. For each chunk of a
-file, it has a checksum of the result and, if the chunk changed, the distances
-between changed pairs of bytes and their XOR with the old ones. A host reads and
-writes only files of its copy. It refuses a delta that does not fit its copy,
-with the reason in a file next to the delta; the trainer then sends the whole
-folder.
+safetensors file, changed or not, it has a checksum of the result; for a changed
+one also the distances between changed pairs of bytes, and their XOR with the
+old ones. A host opens the files of its copy only, whatever names a delta has.
+It refuses a delta that does not fit its copy, with the reason in a file next to
+the delta; the trainer then sends the whole folder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection
 
 import numpy as np
 
@@ -47,8 +47,7 @@ _COMPRESSION_LEVEL = 1
 # memory meanwhile.
 _CHUNK_VALUES = 1 << 24
 _INDEX = "index.json"
-# Limit on the index: 100 bytes for each chunk, which is 10 TB of weights.
-_MAX_INDEX_BYTES = 1 << 25
+_MAX_INDEX_BYTES = 1 << 26  # A model of 10 TB has 300,000 chunks.
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -63,13 +62,13 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
     new: the folder that they get.
 
   Raises:
-    ValueError: the folders do not have the same files.
+    ValueError: the folders do not have the same tensors.
   """
   sizes = _sizes(new)
   if sizes != _sizes(old):
     raise ValueError(
-      f"{new}: found other files than in {old}, expected the same names and "
-      "sizes, as weights of the same names, types and shapes have."
+      f"{new}: found other tensors than in {old}, expected the same names, "
+      "types and shapes."
     )
   unfinished = path.with_name(path.name + _UNFINISHED)
   with open(unfinished, "wb+") as file:
@@ -77,19 +76,21 @@ def write(path: pathlib.Path, old: pathlib.Path, new: pathlib.Path) -> None:
       file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION_LEVEL
     ) as archive:
       digests = {}
-      for name, start in _chunks(sizes):
-        span = slice(start, start + _CHUNK_VALUES)
-        chunk = _values(new / name)[span]
-        key = f"{name}/{start}"
-        digests[key] = hashlib.sha256(chunk.data).hexdigest()
-        xor = _values(old / name)[span] ^ chunk
-        changed = np.flatnonzero(xor)
-        if not len(changed):
-          continue
-        # Gaps are small numbers, which compress better than indices.
-        gaps = np.diff(changed, prepend=-1).astype("<u4")
-        archive.writestr(f"{key}/gaps", _planes(gaps))
-        archive.writestr(f"{key}/xor", _planes(xor[changed]))
+      for name in sizes:
+        old_values = _values(old / name)
+        new_values = _values(new / name)
+        for start in range(0, len(new_values), _CHUNK_VALUES):
+          chunk = new_values[start : start + _CHUNK_VALUES]
+          xor = old_values[start : start + _CHUNK_VALUES] ^ chunk
+          changed = np.flatnonzero(xor)
+          key = f"{name}/{start}"
+          digests[key] = hashlib.sha256(chunk.data).hexdigest()
+          if not len(changed):
+            continue
+          # Gaps are small numbers, which compress better than indices.
+          gaps = np.diff(changed, prepend=-1).astype("<u4")
+          archive.writestr(f"{key}/gaps", _planes(gaps))
+          archive.writestr(f"{key}/xor", _planes(xor[changed]))
       index = {"base": old.name, "sha256": digests}
       archive.writestr(_INDEX, json.dumps(index))
     file.seek(0)
@@ -105,8 +106,8 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
     copies: folder of the copies, each under its version's name.
 
   Raises:
-    ValueError: the delta is damaged, its base is not there, or the result has
-      another checksum; the copy is then removed.
+    ValueError: the delta is damaged, its base is not there or has other files,
+      or the result has another checksum; the copy is then removed.
   """
   content = path.read_bytes()
   body = content[:-_DIGEST_BYTES]
@@ -114,76 +115,69 @@ def apply(path: pathlib.Path, copies: pathlib.Path) -> None:
   if hashlib.sha256(body).digest() != digest:
     raise ValueError(f"{path}: found a damaged delta, expected a whole one.")
   patched = copies / (path.stem + _UNFINISHED)
+  shutil.rmtree(patched, ignore_errors=True)
   try:
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
-      _patch(archive, copies, patched)
-  # A zip file of somebody else can raise almost any exception.
-  except Exception as error:
+      index = json.loads(_entry(archive, _INDEX, _MAX_INDEX_BYTES))
+      digests = dict(index["sha256"])
+      names = sorted(
+        p.name
+        for p in copies.iterdir()
+        if p.is_dir() and p.suffix != _UNFINISHED
+      )
+      if index["base"] not in names:
+        raise ValueError(
+          f"is a delta of {index['base']!r}, found {names} in {copies}"
+        )
+      base = copies / index["base"]
+      expected_keys = {f"{name}/{start}" for name, start in _chunks(base)}
+      if digests.keys() != expected_keys:
+        raise ValueError(
+          f"has chunks of other files than those of {index['base']!r}"
+        )
+      entries = frozenset(archive.namelist())
+      base.rename(patched)  # A copy that is being patched is of no version.
+      for name, start in _chunks(patched):
+        _patch(patched / name, start, archive, entries)
+        chunk = _values(patched / name)[start : start + _CHUNK_VALUES]
+        if hashlib.sha256(chunk.data).hexdigest() != digests[f"{name}/{start}"]:
+          raise ValueError(
+            f"{name} has another checksum than expected; the copy of "
+            f"{index['base']!r} was damaged"
+          )
+  except Exception as error:  # A forged delta can raise almost any of them.
     shutil.rmtree(patched, ignore_errors=True)
-    if isinstance(error, OSError):  # The RAM may be full.
-      raise
-    raise ValueError(f"{path}: {error}") from error
+    raise ValueError(
+      f"{path}: found a delta that does not fit, expected one of this host's "
+      f"copy: {error}. A copy that is half patched is removed."
+    ) from error
   patched.rename(copies / path.stem)
 
 
 def _patch(
-  archive: zipfile.ZipFile, copies: pathlib.Path, patched: pathlib.Path
+  path: pathlib.Path,
+  start: int,
+  archive: zipfile.ZipFile,
+  entries: Collection[str],
 ) -> None:
-  """Renames the copy of an archive's base to `patched`, and patches it.
-
-  Nothing changes before the names in the archive are known to be those of the
-  copy.
-
-  Raises:
-    Exception: the archive is not a delta of a copy; `patched` is then damaged.
-  """
-  index = json.loads(_part(archive, _INDEX, _MAX_INDEX_BYTES))
-  bases = sorted(p.name for p in copies.iterdir() if p.is_dir())
-  if index["base"] not in bases:
-    raise ValueError(
-      f"is a delta of {index['base']!r}, found {bases} in {copies}."
-    )
-  base = copies / index["base"]
-  chunks = list(_chunks(_sizes(base)))
-  keys = [f"{name}/{start}" for name, start in chunks]
-  if set(index["sha256"]) != set(keys):
-    raise ValueError(
-      f"is of other files than the copy of {index['base']!r} has; expected "
-      "the same names and sizes."
-    )
-  shutil.rmtree(patched, ignore_errors=True)
-  base.rename(patched)  # A copy that is being patched is of no version.
-  parts = set(archive.namelist())
-  for key, (name, start) in zip(keys, chunks, strict=True):
-    chunk = _values(patched / name, "r+")[start : start + _CHUNK_VALUES]
-    if f"{key}/gaps" in parts:
-      kind = np.dtype("<u4")
-      planes = _part(archive, f"{key}/gaps", kind.itemsize * len(chunk))
-      changed = np.cumsum(_from_planes(planes, kind), dtype=np.intp) - 1
-      planes = _part(archive, f"{key}/xor", chunk.nbytes)
-      chunk[changed] ^= _from_planes(planes, chunk.dtype)
-    if hashlib.sha256(chunk.data).hexdigest() != index["sha256"][key]:
-      raise ValueError(
-        f"{name} has another checksum than expected; the copy of "
-        f"{index['base']!r} was damaged and is removed."
-      )
+  """Patches the chunk of a file that begins at a value, if it has changed."""
+  key = f"{path.name}/{start}"
+  if f"{key}/gaps" not in entries:
+    return
+  chunk = _values(path, "r+")[start : start + _CHUNK_VALUES]
+  gaps_type = np.dtype("<u4")
+  gaps = _entry(archive, f"{key}/gaps", len(chunk) * gaps_type.itemsize)
+  xor = _entry(archive, f"{key}/xor", chunk.nbytes)
+  changed = np.cumsum(_from_planes(gaps, gaps_type), dtype=np.intp) - 1
+  chunk[changed] ^= _from_planes(xor, chunk.dtype)
 
 
-def _part(archive: zipfile.ZipFile, name: str, limit: int) -> bytes:
-  """Returns a part of an archive; raises ValueError if it is over the limit."""
-  with archive.open(name) as file:
-    content = file.read(limit + 1)
-  if len(content) > limit:
-    raise ValueError(f"{name} has more than {limit} bytes, expected fewer.")
-  return content
-
-
-def _chunks(sizes: dict[str, int]) -> Iterator[tuple[str, int]]:
-  """Yields the file and the first value of each chunk, see `_values`."""
-  for name, size in sizes.items():
-    values = size if size % 2 else size // 2
-    for start in range(0, values, _CHUNK_VALUES):
-      yield name, start
+def _entry(archive: zipfile.ZipFile, name: str, max_bytes: int) -> bytes:
+  """Returns the bytes of an entry; raises ValueError for more than allowed."""
+  size = archive.getinfo(name).file_size  # Never are more bytes unpacked.
+  if size > max_bytes:
+    raise ValueError(f"{name} has {size} bytes, expected at most {max_bytes}")
+  return archive.read(name)
 
 
 def _planes(values: np.ndarray) -> bytes:
@@ -201,9 +195,18 @@ def _from_planes(planes: bytes, kind: np.dtype) -> np.ndarray:
 
 
 def _sizes(folder: pathlib.Path) -> dict[str, int]:
-  """Returns the bytes of a folder's files, by name."""
-  files = [path for path in folder.iterdir() if path.is_file()]
+  """Returns the bytes of a folder's safetensors, by file name."""
+  files = folder.glob("*.safetensors")
   return {path.name: path.stat().st_size for path in files}
+
+
+def _chunks(folder: pathlib.Path) -> list[tuple[str, int]]:
+  """Returns the name of the file and the start of each chunk of a folder."""
+  return [
+    (name, start)
+    for name in _sizes(folder)
+    for start in range(0, len(_values(folder / name)), _CHUNK_VALUES)
+  ]
 
 
 def _values(path: pathlib.Path, mode: str = "r") -> np.ndarray:

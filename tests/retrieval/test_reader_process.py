@@ -1,0 +1,199 @@
+"""Files that take too much time or memory, or end their reader."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import time
+
+import docx
+import pytest
+import source_tree
+
+from anysearch_jax.launch import documents as launch_documents
+from anysearch_jax.retrieval.documents import finding, folder, reader_process
+from anysearch_jax.retrieval.index import building
+
+SETTINGS = reader_process.Settings(tokens=100, overlap=10)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def read(paths, **settings):
+  with reader_process.Readers(SETTINGS._replace(**settings)) as readers:
+    return list(readers.read_all(map(str, paths)))
+
+
+def notes(place, count):
+  paths = [place / f"{number}.txt" for number in range(count)]
+  for number, path in enumerate(paths):
+    path.write_text(f"Note number {number}.")
+  return paths
+
+
+@pytest.mark.parametrize(
+  ("command", "reason"),
+  [
+    ("sh -c 'sleep 60'", "takes more than 1 seconds to read"),
+    ("sh -c 'kill -SEGV $PPID'", "ends its reader (code -11)"),
+    ("sh -c 'kill -KILL $PPID'", "needs more than 1024 MB of memory"),
+  ],
+)
+def test_a_file_that_ends_its_reader_costs_itself(tmp_path, command, reason):
+  paths = notes(tmp_path, 40)
+  for place in (0, 17, 41):
+    picture = tmp_path / f"{place}.png"
+    picture.write_bytes(PNG)
+    paths.insert(place, picture)
+  texts = read(paths, ocr=command, max_seconds=1)
+  for path, text in zip(paths, texts, strict=True):
+    if path.suffix == ".png":
+      assert text == ((), reason)
+    else:
+      (passage,) = text.passages
+      assert passage.text == f"Note number {path.stem}." and not text.reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no such limit")
+def test_a_file_that_needs_too_much_memory_costs_itself(tmp_path):
+  large, small = tmp_path / "large.txt", tmp_path / "small.txt"
+  large.write_text("Many words. " * 3_000_000)
+  small.write_text("Few words.")
+  (failed, text) = read([large, small], max_bytes=120 << 20)
+  assert failed == ((), "needs more than 120 MB of memory")
+  assert [passage.text for passage in text.passages] == ["Few words."]
+
+
+def test_a_table_of_a_million_columns_is_read_or_named_in_time(tmp_path):
+  document = docx.Document()
+  document.add_paragraph("The lease ends in June.")
+  table = document.add_table(2, 2)
+  table.cell(0, 0).text = "rent"
+  cell = table.cell(0, 0)._tc
+  cell.get_or_add_tcPr().get_or_add_gridSpan().val = 30_000_000
+  document.save(tmp_path / "wide.docx")
+  started = time.monotonic()
+  (text,) = read([tmp_path / "wide.docx"], max_seconds=20)
+  assert time.monotonic() - started < 15
+  assert "June" in "".join(passage.text for passage in text.passages)
+
+
+def test_unchanged_files_start_no_process(tmp_path, monkeypatch):
+  place = tmp_path / "notes"
+  place.mkdir()
+  notes(place, 3)
+  folder.update(place, tmp_path / "index")
+  monkeypatch.setattr(reader_process, "_start", None)
+  assert folder.update(place, tmp_path / "index").unchanged == 3
+
+
+def test_a_script_without_a_main_guard_indexes_documents(tmp_path):
+  """Also in a folder with a module that is called like one of Python's."""
+  place = tmp_path / "notes"
+  place.mkdir()
+  notes(place, 3)
+  (tmp_path / "json.py").write_text("raise SystemExit('a stranger ran')")
+  script = (
+    "import sys; sys.path = [p for p in sys.path if p]\n"
+    "import anysearch_jax as aj\n"
+    "print(aj.index_documents(['notes'], 'index').passages)\n"
+  )
+  done = source_tree.python(
+    *("-P", "-c", script),
+    cwd=tmp_path,
+    env=os.environ | {"PYTHONPATH": str(source_tree.ROOT)},
+  )
+  assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+def test_links_out_of_the_folder_are_counted_and_not_read(tmp_path):
+  secret = tmp_path / "secret.txt"
+  secret.write_text("The password is swordfish.")
+  elsewhere = tmp_path / "elsewhere"
+  elsewhere.mkdir()
+  (elsewhere / "far.txt").write_text("A far file.")
+  place = tmp_path / "notes"
+  place.mkdir()
+  notes(place, 2)
+  (place / "out.txt").symlink_to(secret)
+  (place / "memory.txt").symlink_to("/proc/self/mem")
+  (place / "device.txt").symlink_to("/dev/zero")
+  os.mkfifo(place / "pipe.txt")
+  (place / "inside.txt").symlink_to(place / "0.txt")
+  (place / "folder").symlink_to(elsewhere)
+  (place / "circle").symlink_to(place)
+  made = folder.update(place, tmp_path / "index")
+  assert made.files == 2
+  assert made.ignored == {
+    "link out of the folder": 2,
+    "linked folder": 2,
+    "no regular file": 2,
+  } or made.ignored == {
+    "link out of the folder": 1,
+    "linked folder": 2,
+    "no regular file": 3,
+  }
+  made = folder.update(
+    place, tmp_path / "followed", folder.Settings(follow_links=True)
+  )
+  assert made.files == 4
+  # What the user names is read: a link, and a folder by a link.
+  named = finding.find_files(
+    [str(place / "out.txt"), str(place / "folder")],
+    (".txt",),
+    excluded_folder=str(tmp_path / "index"),
+  )
+  assert [file.name for file in named.files] == ["folder/far.txt", "out.txt"]
+  matched = finding.find_files(
+    [str(place / "*.txt")], (".txt",), excluded_folder=str(tmp_path / "index")
+  )
+  assert {file.name for file in matched.files} == {"0.txt", "1.txt"} or (
+    "out.txt" not in {file.name for file in matched.files}
+  )
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_an_index_is_for_its_user_alone(tmp_path, umask):
+  place = tmp_path / "notes"
+  place.mkdir()
+  notes(place, 2)
+  before = os.umask(umask)
+  try:
+    folder.update(place, tmp_path / "index")
+  finally:
+    os.umask(before)
+  assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
+
+
+def test_each_spelling_of_the_folder_keeps_its_index(tmp_path, monkeypatch):
+  """Rows have the paths as they were typed."""
+  (tmp_path / "home" / "notes").mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / "home")
+  near = launch_documents._cache_folder(["notes"])
+  monkeypatch.chdir(tmp_path)
+  far = launch_documents._cache_folder(["home/notes"])
+  assert near != far
+  monkeypatch.chdir(tmp_path / "home")
+  assert launch_documents._cache_folder(["notes"]) == near
+
+
+def test_five_thousand_notes_are_read_in_seconds(tmp_path):
+  paths = notes(tmp_path, 5000)
+  started = time.process_time()
+  children = os.times().children_user
+  assert sum(len(text.passages) for text in read(paths)) == 5000
+  spent = time.process_time() - started + os.times().children_user - children
+  assert spent < 15, spent  # About 3 seconds on a quiet machine.
+
+
+def test_the_newest_build_lists_why_files_were_not_read(tmp_path):
+  (tmp_path / "notes").mkdir()
+  notes(tmp_path / "notes", 1)
+  (tmp_path / "notes" / "bad.pdf").write_bytes(b"%PDF-1.7 broken")
+  made = folder.update(tmp_path / "notes", tmp_path / "index")
+  ((path, reason),) = made.skipped
+  assert path.endswith("bad.pdf") and reason
+  build = building.newest_build(tmp_path / "index")
+  stored = json.loads((build / "files.json").read_text())["files"]
+  assert [values[-1] for values in stored] == ["", reason]
