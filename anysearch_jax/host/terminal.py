@@ -20,12 +20,12 @@ def printable(text: str, *, keeps_lines: bool = False) -> str:
     text: any text, such as the name of a file or a server's error.
     keeps_lines: whether line ends and tabs stay.
   """
-  kept = "\n\t" if keeps_lines else ""
+  allowed = "\n\t" if keeps_lines else ""
   if text.isprintable():
     return text
   return "".join(
     _REPLACEMENT
-    if _is_obeyed(character) and character not in kept
+    if _is_obeyed(character) and character not in allowed
     else character
     for character in text
   )

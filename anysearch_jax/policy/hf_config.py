@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -144,10 +145,13 @@ def refuse_adapter(folder: pathlib.Path) -> None:
       f"to the model; expected plain weights. {MERGE}, or remove its files if "
       "the weights already hold it."
     )
-  base = json_files.read(path).get("base_model_name_or_path") or "its base"
+  adapter = json_files.read(path)
+  base = _shortened(adapter.get("base_model_name_or_path"))
+  is_encoder = adapter.get("task_type") == "FEATURE_EXTRACTION"
+  task = "FeatureExtraction" if is_encoder else "CausalLM"
   raise ValueError(
     f"{folder}: found a PEFT adapter of {base}, expected a whole model. {MERGE}"
-    ': `python -c "from peft import AutoPeftModelForCausalLM as Model; '
+    f': `python -c "from peft import AutoPeftModelFor{task} as Model; '
     f"Model.from_pretrained('{folder}').merge_and_unload()"
     f".save_pretrained('MERGED')\"`, and copy the tokenizer of {base} there."
   )
@@ -159,10 +163,11 @@ def refuse_gguf(folder: pathlib.Path) -> None:
   if folder.suffix == ".gguf":
     files = [folder]
   if files:
+    name = shlex.quote(str(files[0]))
     raise ValueError(
       f"{folder}: found GGUF weights, which are quantised for llama.cpp; "
       "expected safetensors, so download the original model. Or serve them by "
-      f"`llama-server -m {files[0]}`, and ask with --openai=URL."
+      f"`llama-server -m {name}`, and ask with --openai=URL."
     )
 
 

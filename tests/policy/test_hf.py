@@ -130,8 +130,8 @@ def test_an_adapter_is_not_taken_for_a_model(tmp_path, nothing_loads):
   (tmp_path / "adapter_config.json").write_text(json.dumps(config))
   (tmp_path / "adapter_model.safetensors").write_bytes(b"")
   sentence = (
-    "found a PEFT adapter of Qwen/Qwen3-4B, expected a whole model. Merge it "
-    ".*AutoPeftModelForCausalLM.*copy the tokenizer of Qwen/Qwen3-4B there"
+    "found a PEFT adapter of 'Qwen/Qwen3-4B', expected a whole model. Merge it "
+    ".*AutoPeftModelForCausalLM.*copy the tokenizer of 'Qwen/Qwen3-4B' there"
   )
   with pytest.raises(ValueError, match=sentence):
     hf.load(tmp_path)
