@@ -133,8 +133,9 @@ class WatchConfig:
   """Limits at which a run stops or warns."""
 
   bad_steps: int = placement(3, at_least(1))
-  """The run stops after this many consecutive optimizer steps whose loss or
-  gradient is not finite; such steps are never applied."""
+  """The run stops after this many consecutive optimizer steps whose loss,
+  gradient or sampled log-probabilities are not finite; such steps are never
+  applied."""
   max_failed: float = placement(0.5, SHARE)
   """The run stops if a larger share of a rollout's episodes failed because the
   engine or the retriever was unavailable."""

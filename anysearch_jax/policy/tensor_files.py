@@ -41,9 +41,11 @@ _DTYPES = ("F64", "F32", "F16", "BF16")
 # Our name for blocks of 4-bit numbers (e2m1) that share an exponent
 # (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
 _MXFP4 = "MXFP4"
-# Parts of names by `torch.compile`, FSDP and activation checkpointing.
+# Parts of names by `torch.compile`, FSDP, activation checkpointing, and models
+# that also read pictures.
 _WRAPPERS = re.compile(
   r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+  r"|(?<=\bmodel\.)language_model\."
 )
 # Of data parallelism and PEFT. They are removed if all names begin so.
 _PREFIXES = ("module.", "base_model.model.")

@@ -137,8 +137,10 @@ class HealthMonitor:
       self._bad_steps = 0
       return
     self._bad_steps += 1
+    difference = values.get("loss/logp_difference", 0.0)
     sentence = (
-      f"Rollout {rollout}: loss {values['loss/total']}, gradient norm "
+      f"Rollout {rollout}: loss {values['loss/total']}, log-probabilities of "
+      f"engine and trainer {difference} apart, gradient norm "
       f"{values['grad_norm']}. The step was not applied; its trajectories are "
       f"in {dump()}."
     )

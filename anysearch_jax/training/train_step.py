@@ -218,9 +218,10 @@ def make(
 ) -> Callable:
   """Returns the jitted `step(state, reference, batch) -> (state, metrics)`.
 
-  `state` is donated; the new one has the given `shardings`. A step whose loss
-  or gradient is not finite leaves the state unchanged and reports `finite` 0. A
-  batch without tokens leaves it unchanged too and reports `finite` 1.
+  `state` is donated; the new one has the given `shardings`. A step whose loss,
+  gradient or sampled log-probabilities are not finite leaves the state
+  unchanged and reports `finite` 0. A batch without tokens leaves it unchanged
+  too and reports `finite` 1.
 
   The metrics are those of `loss_fn`, summed over micro-batches (the maximum if
   the name ends in `_max`), `loss/total`, `grad_norm` before clipping (and the
@@ -273,7 +274,9 @@ def make(
     grads, metrics = accumulate(trained, reference, batch)
     networks = (grads,) if state.critic is None else grads
     norms = [optax.tree.norm(gradient) for gradient in networks]
-    finite = jnp.isfinite(sum(norms)) & jnp.isfinite(metrics["loss/total"])
+    # It holds the sampler's log-probabilities, also where the loss does not.
+    difference = metrics.get("loss/logp_difference", 0.0)
+    finite = jnp.isfinite(sum(norms) + metrics["loss/total"] + difference)
     # Without tokens gradients are zero, but momentum and decay would still move
     # the weights.
     applied = finite & (sum(rows.used for rows in batch) > 0)

@@ -98,6 +98,9 @@ def read(path: str, recognizer: pdf.Recognizer | None = None) -> Iterator[Part]:
 def _reader(
   path: pathlib.Path, recognizer: pdf.Recognizer | None
 ) -> Callable[[pathlib.Path], Iterator[Part]]:
+  with path.open("rb") as file:
+    if file.read(len(git_lfs.START)) == git_lfs.START:
+      raise ReadError(git_lfs.REASON)
   if recognizer and path.suffix.lower() in PICTURES:
     return lambda picture: iter([Part(recognizer(picture))])
   ending = _true_ending(path)
@@ -115,8 +118,6 @@ def _true_ending(path: pathlib.Path) -> str:
   ending = path.suffix.lower()
   with path.open("rb") as file:
     start = file.read(_SAMPLE_BYTES)
-  if start.startswith(git_lfs.START):
-    raise ReadError(git_lfs.REASON)
   is_binary_kind = ending in _BINARY_ENDINGS
   pdf_mark = start.find(b"%PDF-")
   if pdf_mark == 0 or (pdf_mark > 0 and ending == ".pdf"):

@@ -268,6 +268,13 @@ def test_names_lose_wrappers_of_inner_modules(tmp_path):
   assert_loaded(tensor_files.load(tmp_path, ROWS))
 
 
+def test_names_in_a_model_that_also_reads_pictures_are_the_decoders(tmp_path):
+  part = "model.language_model."
+  values = {k.replace("model.", part): v for k, v in tensors().items()}
+  write(tmp_path, values)
+  assert_loaded(tensor_files.load(tmp_path, ROWS))
+
+
 def test_a_prefix_of_some_names_stays(tmp_path, nothing_loads):
   values = tensors()
   values["module.norm.weight"] = values.pop("norm.weight")

@@ -221,6 +221,33 @@ def test_a_step_that_is_not_finite_changes_nothing(
   assert (metrics["finite"], state.step) == (1, kept.step + 1)
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_tokens_that_were_sampled_from_nan_train_nothing(
+  params, reference, trajectories, value
+):
+  """With the trainer's own old log-probs the loss does not contain theirs."""
+  objective = dataclasses.replace(OBJECTIVE, old_logp="trainer")
+  loss = train_step.grpo_loss(A, objective, temperature=TEMPERATURE)
+  step = train_step.make(loss, KEEP)
+  logps = np.full(SIZES[0], value, np.float32)
+  broken = trajectories[0]._replace(logps=logps)
+
+  def packed(examples):
+    rows = batching.pack(examples, config=PACKED)
+    return tuple(
+      x._replace(old_logp=np.full_like(x.old_logp, batching.OWN)) for x in rows
+    )
+
+  state = train_step.init(params, KEEP)
+  kept = jax.tree.map(np.array, state)
+  state, metrics = step(state, reference, packed([broken, *trajectories[1:]]))
+  assert np.isfinite(metrics["loss/total"])
+  assert metrics["finite"] == 0
+  jax.tree.map(np.testing.assert_array_equal, state, kept)
+  state, metrics = step(state, reference, packed(trajectories))
+  assert (metrics["finite"], state.step) == (1, kept.step + 1)
+
+
 def test_different_batches_are_one_trace_and_the_state_is_donated(
   step, params, reference, trajectories
 ):
