@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.data import evidence, prepared
+from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, run_lock, turns
 from anysearch_jax.launch import jax_setup, parts, policies, retrievers
 from anysearch_jax.launch.findings import (
@@ -363,6 +364,13 @@ def check_texts(
   """Checks the tags, the prompt and the tokens that end a turn."""
   environment = systems.of_episode(config.episode)
   budget = config.curriculum.max_budget
+  missing_tags = validation.lost_tags(codec, protocol.tags())
+  if missing_tags:
+    yield problem(
+      f"the tokenizer loses {', '.join(missing_tags)}",
+      "take a tokenizer that writes plain text as it is; tags that are special "
+      "tokens of it must be ordinary ones.",
+    )
   validation.check_prompts(
     [_QUESTION],
     codec,

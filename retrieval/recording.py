@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anysearch_jax import types
-from anysearch_jax.host import listing, loop
+from anysearch_jax.host import disk, listing, loop
 from anysearch_jax.retrieval import requests as requests_lib
 
 Answer = tuple[types.Passage, ...]
@@ -217,6 +217,7 @@ def _open_log(
   try:
     if is_new:
       path.parent.mkdir(parents=True, exist_ok=True)
+      disk.create_private(path)
     connection = sqlite3.connect(
       f"{path.absolute().as_uri()}?mode={mode}",
       uri=True,

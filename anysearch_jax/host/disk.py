@@ -72,6 +72,18 @@ def hide_tracebacks() -> None:
   sys.unraisablehook = show
 
 
+def create_private(path: pathlib.Path) -> None:
+  """Creates a file that only this user can read, if it is missing.
+
+  Whoever opens the file next reports why it cannot be created.
+
+  Args:
+    path: the file, such as one with the questions of a user.
+  """
+  with contextlib.suppress(OSError):
+    os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))
+
+
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Replaces a file atomically by the one that the `with` block writes.

@@ -31,7 +31,7 @@ from typing import Any
 
 from anysearch_jax import budgets
 from anysearch_jax.config import settings
-from anysearch_jax.host import json_files, run_lock
+from anysearch_jax.host import disk, json_files, run_lock
 from anysearch_jax.serving import fields
 
 _NAME = settings.Range(
@@ -155,6 +155,7 @@ class Guard:
     self._now = now
     self._running: Counter[str] = Counter()  # Requests, by the key's name.
     try:
+      disk.create_private(path)
       self._database = sqlite3.connect(
         path, timeout=10, check_same_thread=False
       )

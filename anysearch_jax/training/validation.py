@@ -163,8 +163,23 @@ def validate(
     settings.require("checkpoint.best_metric", best, sorted(metrics))
 
 
+def lost_tags(codec: types.TextCodec, tags: Sequence[str]) -> list[str]:
+  """Returns the tags that a tokenizer does not give back as they are.
+
+  Args:
+    codec: of the policy.
+    tags: texts such as `<search>`.
+  """
+
+  def survives(tag: str) -> bool:
+    samples = (f"{prefix}{tag} b" for prefix in _BEFORE_TAGS)
+    return all(tag in codec.decode(codec.encode(text)) for text in samples)
+
+  return [tag for tag in dict.fromkeys(tags) if not survives(tag)]
+
+
 def check_codec(codec: types.TextCodec, environment: spec.Environment) -> None:
-  """Checks that a tokenizer keeps an environment's tags and can end a turn.
+  """Checks that a tokenizer keeps the tags of actions and can end a turn.
 
   A tag that is a special token of the tokenizer is left out of decoded turns,
   so a policy's searches and answers could not be seen.
@@ -177,19 +192,15 @@ def check_codec(codec: types.TextCodec, environment: spec.Environment) -> None:
     ValueError: a tag is lost, texts are joined by a space that neither has, or
       no token ends a turn.
   """
-  tags = [*protocol.tags()]
+  tags = [*protocol.tags(("search", "answer"))]
   for tool in environment.tools:
-    tags += [tool.opens, tool.closes]
-
-  def survives(tag: str) -> bool:
-    samples = (f"{prefix}{tag} b" for prefix in _BEFORE_TAGS)
-    return all(tag in codec.decode(codec.encode(text)) for text in samples)
-
-  lost_tags = [tag for tag in dict.fromkeys(tags) if not survives(tag)]
-  if lost_tags:
+    marks = (tool.opens, tool.closes)
+    tags += [mark for mark in marks if mark in codec.control_tokens]
+  missing_tags = lost_tags(codec, tags)
+  if missing_tags:
     raise ValueError(
-      f"The policy's tokenizer loses {', '.join(lost_tags)}; expected one that "
-      "writes plain text as it is. A tag that is a special token of it must be "
+      f"The policy's tokenizer loses {', '.join(missing_tags)}; expected one "
+      "that writes plain text as it is. A tag that is a special token must be "
       'an ordinary one: set "special" to false in tokenizer.json.'
     )
   # SentencePiece's tokenizers with a prefix, as Llama 2's, begin every text by

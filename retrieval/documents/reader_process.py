@@ -19,6 +19,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -131,7 +132,13 @@ class Readers:
       with contextlib.suppress(BrokenPipeError):
         process.stdin.write(json.dumps(path).encode() + b"\n")
         process.stdin.flush()
+        # For a process that stalls before it sets its own alarm.
+        stall = threading.Timer(
+          self._settings.max_seconds + _END_SECONDS, process.kill
+        )
+        stall.start()
         reply = process.stdout.readline()
+        stall.cancel()
       if not reply.endswith(b"\n"):
         reason = self._why_ended(_end(process))
         process = None
@@ -146,7 +153,7 @@ class Readers:
     if return_code == -signal.SIGALRM:
       return f"takes more than {self._settings.max_seconds} seconds to read"
     if return_code in (-signal.SIGKILL, -signal.SIGABRT):
-      return self._settings.too_large
+      return f"{self._settings.too_large}, or its reader was stopped"
     return f"ends its reader (code {return_code})"
 
 

@@ -341,9 +341,16 @@ def test_servers_of_skypilot_end_after_the_trainers(then, tmp_path):
       assert not code.done()
     assert code.result() == 0
   assert (tmp_path / "told").exists()
-  for pid in lines():
-    with pytest.raises(ProcessLookupError):
-      os.kill(int(pid), 0)
+  # A killed process remains until its parent has seen its end.
+  waits.wait_for(lambda: not any(map(is_there, lines())), 60)
+
+
+def is_there(pid):
+  try:
+    os.kill(int(pid), 0)
+  except ProcessLookupError:
+    return False
+  return True
 
 
 def test_a_sampler_of_slurm_that_hangs_ends_with_the_job(tmp_path):

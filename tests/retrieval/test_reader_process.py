@@ -37,7 +37,10 @@ def notes(place, count):
   [
     ("sh -c 'sleep 60'", "takes more than 1 seconds to read"),
     ("sh -c 'kill -SEGV $PPID'", "ends its reader (code -11)"),
-    ("sh -c 'kill -KILL $PPID'", "needs more than 1024 MB of memory"),
+    (
+      "sh -c 'kill -KILL $PPID'",
+      "needs more than 1024 MB of memory, or its reader was stopped",
+    ),
   ],
 )
 def test_a_file_that_ends_its_reader_costs_itself(tmp_path, command, reason):

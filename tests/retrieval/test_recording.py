@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sqlite3
+import stat
 import struct
 import textwrap
 import uuid
@@ -349,3 +350,13 @@ def test_log_in_a_read_only_folder_can_be_read(path):
     path.parent.chmod(0o755)
   # No file of SQLite's own stands beside it.
   assert os.listdir(path.parent) == [path.name]
+
+
+def test_recorded_questions_are_for_the_user_alone(path):
+  before = os.umask(0)
+  try:
+    with recorder(Source(), path) as tested:
+      search(tested, ask("a"))
+  finally:
+    os.umask(before)
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import json
 import multiprocessing
+import os
 import sqlite3
 import stat
 
@@ -255,3 +256,12 @@ def test_file_of_keys_is_read_again_when_it_changes(tmp_path, caplog):
   path.unlink()
   assert admits() == []
   guard.close()
+
+
+def test_what_clients_used_is_for_the_user_alone(tmp_path):
+  before = os.umask(0)
+  try:
+    keys.Guard((ALICE,), tmp_path / "used").close()
+  finally:
+    os.umask(before)
+  assert stat.S_IMODE((tmp_path / "used").stat().st_mode) == 0o600
