@@ -69,7 +69,7 @@ def _asking(ended: episode_state.Episode) -> episode_state.Episode | None:
   if limit <= 0:
     return None
   address = ended.address._replace(attempt=ended.address.attempt + _ATTEMPTS)
-  asked = dataclasses.replace(
+  asking_episode = dataclasses.replace(
     ended,
     address=address,
     chunks=(
@@ -81,13 +81,13 @@ def _asking(ended: episode_state.Episode) -> episode_state.Episode | None:
   )
   request = types.GenerateRequest(
     address=address,
-    turn=asked.turns,
+    turn=asking_episode.turns,
     token_ids=tuple(ids),
     max_tokens=min(limit, ended.config.max_turn or limit),
     stop=(protocol.STOPS[-1],),
     may_search=False,
   )
-  return dataclasses.replace(asked, request=request)
+  return dataclasses.replace(asking_episode, request=request)
 
 
 def _prompt(ended: episode_state.Episode) -> str:
@@ -106,7 +106,7 @@ def _prompt(ended: episode_state.Episode) -> str:
 
 
 def _answered(
-  asked: episode_state.Episode, event: episode_state.Event | None
+  asking_episode: episode_state.Episode, event: episode_state.Event | None
 ) -> episode_state.Episode:
   """Ends an episode by the reply to its last request."""
   if isinstance(event, types.Generation):
@@ -115,7 +115,7 @@ def _answered(
     answer = protocol.neutralise(text if tagged is None else tagged).strip()
     if answer:
       turn_text = f"<answer>{answer}</answer>"
-      ids = tuple(asked.codec.encode(turn_text))
+      ids = tuple(asking_episode.codec.encode(turn_text))
       turn = dataclasses.replace(
         event,
         text=turn_text,
@@ -126,10 +126,12 @@ def _answered(
       chunk = episode_state.Chunk(
         types.Author.MODEL, turn.token_ids, turn.logps, turn.versions, turn_text
       )
-      answered = dataclasses.replace(asked, chunks=(*asked.chunks, chunk))
+      answered = dataclasses.replace(
+        asking_episode, chunks=(*asking_episode.chunks, chunk)
+      )
       return episode.finish(answered, types.Outcome.ANSWERED)
   reason = "The model gave no answer, also when it was asked once more."
   if isinstance(event, episode_state.Failure):
     reason = event.reason
-    return episode.finish(asked, types.Outcome.FAILED, reason)
-  return episode.finish(asked, types.Outcome.TRUNCATED, reason)
+    return episode.finish(asking_episode, types.Outcome.FAILED, reason)
+  return episode.finish(asking_episode, types.Outcome.TRUNCATED, reason)
