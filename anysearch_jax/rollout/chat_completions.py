@@ -51,6 +51,7 @@ _OFFER: dict[str, Any] = {
   ],
   "parallel_tool_calls": False,
 }
+_OFFER_CHARACTERS = len(json.dumps(_OFFER))
 _CHOICE = "tool_choice"
 # Asks for facts that no model knows, so a model with the tool calls it.
 _PROBE = "Use the tool `search` to find out when the lease of flat 7 ends."
@@ -203,7 +204,10 @@ class ChatEngine(completions.CompletionsEngine):
       reply, usage = await self._ask(
         fields, sampling, _read_message, _EXPECTED, tell
       )
-      self._check_read(request.address, messages, usage.prompt)
+      characters = sum(len(message["content"]) for message in messages)
+      if "tools" in fields:
+        characters += _OFFER_CHARACTERS
+      self._check_read(request.address, characters, usage.prompt)
       if reply.call and _CHOICE in fields:
         self._leave_out(_CHOICE, "The model called a tool against tool_choice.")
         no_tools = (*_OFFER, _CHOICE)
@@ -236,7 +240,7 @@ class ChatEngine(completions.CompletionsEngine):
   def _check_read(
     self,
     address: types.Address,
-    messages: Sequence[Mapping[str, Any]],
+    characters: int,
     prompt_tokens: int,
   ) -> None:
     """Warns once if the server seems to cut the front of prompts.
@@ -246,10 +250,9 @@ class ChatEngine(completions.CompletionsEngine):
 
     Args:
       address: the episode.
-      messages: what was sent.
+      characters: what was sent, with the tools that were offered.
       prompt_tokens: what the server read by its own count; 0: it does not say.
     """
-    characters = sum(len(message["content"]) for message in messages)
     known_characters, known_tokens = self._read.get(address, (0, 0))
     self._read[address] = characters, prompt_tokens
     expected = (characters - known_characters) / _MOST_CHARACTERS

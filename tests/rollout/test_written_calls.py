@@ -250,6 +250,27 @@ def test_a_server_that_cuts_prompts_is_named_once(caplog, context):
   assert (count, len(warnings)) == ((2, 1) if context == 40 else (0, 0))
 
 
+def test_tools_that_are_offered_no_more_are_no_cut(caplog):
+  """A server counts the tokens of the tools that it writes into a prompt."""
+
+  def reply(body):
+    written = json.dumps([body["messages"], body.get("tools", "")])
+    if len(body["messages"]) == 1:
+      call = chat_endpoint.search("lease end")
+      return Message(None, (call,), read=len(written) // 4)
+    if "tools" in body:  # It ignores tool_choice.
+      call = chat_endpoint.search("lease end")
+      return Message(None, (call,), read=len(written) // 4)
+    return Message("June", read=len(written) // 4)
+
+  with chat_endpoint.served(reply) as server:
+    answered, _, engine = chat.ask(server)
+    assert answered.answer == "June"
+    again, _, _ = chat.ask(server)
+  assert again.answer == "June" and not engine.counters["cut_prompts"]
+  assert not [r for r in caplog.records if "cut prompts" in r.getMessage()]
+
+
 def test_reading_takes_time_in_proportion_to_a_text():
   for piece in (
     "{",
