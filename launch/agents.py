@@ -77,9 +77,23 @@ def prepare(
   )
 
 
+def _open_once(
+  config: config_lib.ExperimentConfig,
+  open_retriever: Callable[[], types.Retriever],
+) -> types.Retriever:
+  return open_retriever()
+
+
 @contextlib.contextmanager
-def open_agent(prepared: Prepared) -> Iterator[agent_lib.Agent]:
+def open_agent(
+  prepared: Prepared, follow: Callable[..., types.Retriever] = _open_once
+) -> Iterator[agent_lib.Agent]:
   """Yields an agent; leaving the context closes it.
+
+  Args:
+    prepared: the agent before its weights are read.
+    follow: returns the retriever, given the configuration and a function that
+      opens it; `documents.followed` opens it again when documents change.
 
   Raises:
     ValueError: the policy or the retriever cannot be used.
@@ -88,12 +102,19 @@ def open_agent(prepared: Prepared) -> Iterator[agent_lib.Agent]:
   from anysearch_jax.rollout import searching
 
   config, choice, source, examples = prepared
-  raw_retriever = retrievers.make(config, source.retriever if source else None)
-  retriever = searching.BatchingRetriever(raw_retriever, config.search)
   passages = 0  # Unknown.
-  if config.retrieval.kind == "index":
-    index = raw_retriever.identity().get("identity", {})
-    passages = index.get("corpus", {}).get("passages", 0)
+
+  def open_retriever() -> types.Retriever:
+    nonlocal passages
+    raw_retriever = retrievers.make(
+      config, source.retriever if source else None
+    )
+    if config.retrieval.kind == "index":
+      index = raw_retriever.identity().get("identity", {})
+      passages = index.get("corpus", {}).get("passages", 0)
+    return searching.BatchingRetriever(raw_retriever, config.search)
+
+  retriever = follow(config, open_retriever)
   with policies.player(choice, config, source) as player:
     with agent_lib.Agent(
       player.engine,
@@ -111,13 +132,15 @@ def open_agent(prepared: Prepared) -> Iterator[agent_lib.Agent]:
 
 @contextlib.contextmanager
 def open_in_thread(
-  prepared: Prepared, preparation: Callable[[], None]
+  prepared: Prepared,
+  preparation: Callable[[], None],
+  follow: Callable[..., types.Retriever] = _open_once,
 ) -> Iterator[concurrent.futures.Future[agent_lib.Agent]]:
   """Yields an agent that a thread loads; leaving the context closes it.
 
-  The thread calls `preparation` first. If the agent cannot be loaded, the
-  future raises the exception. An agent that is still being loaded at the end is
-  abandoned with its thread.
+  The thread calls `preparation` first; `follow` is that of `open_agent`. If the
+  agent cannot be loaded, the future raises the exception. An agent that is
+  still being loaded at the end is abandoned with its thread.
   """
   future = concurrent.futures.Future[agent_lib.Agent]()
   with contextlib.ExitStack() as stack:
@@ -125,7 +148,7 @@ def open_in_thread(
     def load() -> None:
       try:
         preparation()
-        future.set_result(stack.enter_context(open_agent(prepared)))
+        future.set_result(stack.enter_context(open_agent(prepared, follow)))
       except BaseException as error:
         future.set_exception(error)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.host import disk, json_files, platforms, terminal
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import shipped, stopping
@@ -136,9 +137,7 @@ def update(config: config_lib.ExperimentConfig) -> None:
     summary = folder.update(
       flags.FLAGS.documents,
       index,
-      folder.Settings(
-        ocr=flags.FLAGS.ocr, follow_links=flags.FLAGS.follow_links
-      ),
+      _settings(),
       on_file=_progress(),
     )
   except OSError as error:
@@ -150,6 +149,38 @@ def update(config: config_lib.ExperimentConfig) -> None:
     ) from error
   for line in summary_lines(summary, index):
     stopping.say(f"documents: {line}")
+
+
+def _settings() -> folder.Settings:
+  from anysearch_jax.retrieval.documents import folder
+
+  f = flags.FLAGS
+  return folder.Settings(ocr=f.ocr, follow_links=f.follow_links)
+
+
+def followed(
+  config: config_lib.ExperimentConfig,
+  open_retriever: Callable[[], types.Retriever],
+) -> types.Retriever:
+  """Returns a retriever whose index follows `--documents`.
+
+  Without them, or if a log answers the searches, it is the one that is opened.
+  """
+  if not flags.FLAGS.documents or config.retrieval.log:
+    return open_retriever()
+  from anysearch_jax.retrieval.documents import folder, following
+
+  index = config.retrieval.index
+  settings = _settings()
+  return following.FollowingRetriever(
+    index,
+    open_retriever,
+    is_current=lambda: folder.is_current(
+      flags.FLAGS.documents, index, settings
+    ),
+    update=lambda: update(config),
+    tell=lambda sentence: stopping.say(f"documents: {sentence}"),
+  )
 
 
 def summary_lines(

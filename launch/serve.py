@@ -163,7 +163,7 @@ def _serve_http(
       guard = keys.Guard(keys.read(file), usage, file=file)
       stack.callback(guard.close)
     prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
-    agent = stack.enter_context(agents.open_agent(prepared))
+    agent = stack.enter_context(agents.open_agent(prepared, documents.followed))
     # Without the address of a model elsewhere, so that the greeting has one
     # URL, that of this service.
     is_elsewhere = choice.kind == "openai"
@@ -235,7 +235,9 @@ def _serve_mcp(
 
     prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(
-      agents.open_in_thread(prepared, lambda: documents.update(config))
+      agents.open_in_thread(
+        prepared, lambda: documents.update(config), documents.followed
+      )
     )
     service = mcp_server.Service(
       agent,

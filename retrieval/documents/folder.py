@@ -153,28 +153,22 @@ def update(
   # The index holds the texts of private documents.
   folder.chmod(_PRIVATE)
   with disk.translate_errors(folder), building.locked(folder):
-    pictures = reading.PICTURES if settings.ocr else ()
-    documents = finding.find_files(
-      paths,
-      (*reading.READERS, *pictures),
-      excluded_folder=str(folder),
-      follow_links=settings.follow_links,
-    )
+    documents = _find(paths, folder, settings)
     recipe, reader_settings = _recipe(settings, encoder)
     newest = building.newest_build(folder)
     files_before = {} if afresh else _read_files(newest, recipe)
     if files_before and files_before.keys() == {*documents.files}:
-      if all(file.stamp == _stamp(file.path) for file in files_before.values()):
+      if all(file.stamp == stamp(file.path) for file in files_before.values()):
         return _summary(documents, files_before, files_before)
     next_build = folder / _NEXT
     shutil.rmtree(next_build, ignore_errors=True)
     (next_build / "corpus").mkdir(parents=True)
     files: dict[finding.File, _File] = {}
-    stamps = {file: _stamp(file.path) for file in documents.files}
+    file_stamps = {file: stamp(file.path) for file in documents.files}
     unchanged = {
       file
       for file, file_before in files_before.items()
-      if stamps.get(file) == file_before.stamp
+      if file_stamps.get(file) == file_before.stamp
     }
     with (
       reader_process.Readers(reader_settings) as readers,
@@ -187,7 +181,7 @@ def update(
         if file in unchanged:
           files[file] = _copy_rows(files_before[file], newest, lines)
         else:
-          files[file] = _write_rows(file, stamps[file], next(texts), lines)
+          files[file] = _write_rows(file, file_stamps[file], next(texts), lines)
         on_file(done, len(documents.files))
     summary = _summary(documents, files, files_before)
     if not summary.passages:
@@ -228,7 +222,7 @@ class _File(NamedTuple):
 
   Attributes:
     path, name: see `finding.File`.
-    stamp: see `_stamp`.
+    stamp: see `folder.stamp`.
     rows: number of its passages.
     start, end: byte offsets of its lines in the corpus.
     reason: why it has no rows, or what was lost of it; "" if all was read.
@@ -243,7 +237,7 @@ class _File(NamedTuple):
   reason: str
 
 
-def _stamp(path: str) -> list[int]:
+def stamp(path: str) -> list[int]:
   """Returns the size of a file and the time of its last change, or [].
 
   A change of its permissions counts too.
@@ -253,6 +247,41 @@ def _stamp(path: str) -> list[int]:
   except OSError:
     return []
   return [status.st_size, status.st_ctime_ns]
+
+
+def stamps(build: pathlib.Path) -> dict[str, list[int]]:
+  """Returns the stamp that each file of a build had, by its path."""
+  rows = json_files.read(build / _FILES)["files"]
+  return {file.path: file.stamp for file in (_File(*row) for row in rows)}
+
+
+def is_current(
+  paths: Sequence[str], folder: str | os.PathLike, settings: Settings
+) -> bool:
+  """Returns whether no document changed since the newest build of an index.
+
+  It reads no document. The arguments are those of `update`.
+
+  Raises:
+    ValueError: a path is missing.
+    OSError: the folder has no index.
+  """
+  documents = _find(paths, pathlib.Path(folder), settings)
+  stamps_now = {file.path: stamp(file.path) for file in documents.files}
+  return stamps_now == stamps(building.newest_build(folder))
+
+
+def _find(
+  paths: Sequence[str], folder: pathlib.Path, settings: Settings
+) -> finding.FoundFiles:
+  """Finds the documents of an index."""
+  pictures = reading.PICTURES if settings.ocr else ()
+  return finding.find_files(
+    paths,
+    (*reading.READERS, *pictures),
+    excluded_folder=str(folder),
+    follow_links=settings.follow_links,
+  )
 
 
 def _read_files(
@@ -285,7 +314,7 @@ def _copy_rows(
 
 def _write_rows(
   file: finding.File,
-  stamp: list[int],
+  file_stamp: list[int],
   text: reader_process.FileText,
   out: IO[bytes],
 ) -> _File:
@@ -306,7 +335,7 @@ def _write_rows(
   return _File(
     path=file.path,
     name=file.name,
-    stamp=stamp,
+    stamp=file_stamp,
     rows=len(text.passages),
     start=start,
     end=out.tell(),
@@ -391,14 +420,14 @@ def _summary(
   files_before: Mapping[finding.File, _File],
 ) -> Summary:
   """Compares the files of an update with those of the previous build."""
-  stamps = _stamps(files)
+  stamps_now = _stamps(files)
   stamps_before = _stamps(files_before)
-  common = len(stamps.keys() & stamps_before)
-  unchanged = len(stamps.items() & stamps_before.items())
+  common = len(stamps_now.keys() & stamps_before)
+  unchanged = len(stamps_now.items() & stamps_before.items())
   return Summary(
-    files=len(stamps),
+    files=len(stamps_now),
     passages=sum(file.rows for file in files.values()),
-    added=len(stamps) - common,
+    added=len(stamps_now) - common,
     changed=common - unchanged,
     unchanged=unchanged,
     removed=len(stamps_before) - common,

@@ -122,6 +122,41 @@ def test_a_service_answers_from_the_documents(notes, monkeypatch):
   assert "In 2027 [1]" in told[0] and "notes/lease.md" in told[0]
 
 
+def test_a_service_follows_its_documents(notes, monkeypatch):
+  told = []
+
+  def served(app, running, **given):
+    async def post(client):
+      await asyncio.sleep(1.1)
+      body = {"model": "scripted", "input": QUESTION}
+      reply = await client.post("http://me/v1/responses", json=body)
+      told.append(json.dumps(reply.json()))
+
+    async def change():
+      transport = httpx.ASGITransport(app)
+      async with httpx.AsyncClient(transport=transport) as client:
+        await post(client)
+        (notes / "lease.md").write_text(LEASE.replace("2027", "2031"))
+        await post(client)
+        (notes / "lease.md").unlink()
+        (notes / "rent.md").write_text("# Rent\n\nThe lease is 900 a month.")
+        await post(client)
+        for file in notes.iterdir():
+          file.unlink()
+        await post(client)
+
+    asyncio.run(change())
+
+  monkeypatch.setattr(http_server, "serve", served)
+  with chat_endpoint.served(answer="Then [1].") as server:
+    run(server, serve, "--port=0", "--name=scripted")
+  first, changed, moved, empty = told
+  assert "ends in 2027" in first
+  assert "ends in 2031" in changed and "2027" not in changed
+  assert "900 a month" in moved and "2031" not in moved
+  assert "900 a month" not in empty and "plumber" not in empty
+
+
 @pytest.mark.parametrize(
   ("arguments", "sentence"),
   [
