@@ -138,9 +138,13 @@ def open_in_thread(
 ) -> Iterator[concurrent.futures.Future[agent_lib.Agent]]:
   """Yields an agent that a thread loads; leaving the context closes it.
 
-  The thread calls `preparation` first; `follow` is that of `open_agent`. If the
-  agent cannot be loaded, the future raises the exception. An agent that is
-  still being loaded at the end is abandoned with its thread.
+  If the agent cannot be loaded, the future raises the exception. An agent that
+  is still being loaded at the end is abandoned with its thread.
+
+  Args:
+    prepared: the agent before its weights are read.
+    preparation: the thread calls it first.
+    follow: as for `open_agent`.
   """
   future = concurrent.futures.Future[agent_lib.Agent]()
   with contextlib.ExitStack() as stack:

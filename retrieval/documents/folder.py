@@ -241,6 +241,9 @@ def stamp(path: str) -> list[int]:
   """Returns the size of a file and the time of its last change, or [].
 
   A change of its permissions counts too.
+
+  Args:
+    path: the file; may be missing.
   """
   try:
     status = os.stat(path)
@@ -250,7 +253,11 @@ def stamp(path: str) -> list[int]:
 
 
 def stamps(build: pathlib.Path) -> dict[str, list[int]]:
-  """Returns the stamp that each file of a build had, by its path."""
+  """Returns the stamp that each file of a build had, by its path.
+
+  Args:
+    build: folder of the build.
+  """
   rows = json_files.read(build / _FILES)["files"]
   return {file.path: file.stamp for file in (_File(*row) for row in rows)}
 
@@ -260,7 +267,10 @@ def is_current(
 ) -> bool:
   """Returns whether no document changed since the newest build of an index.
 
-  It reads no document. The arguments are those of `update`.
+  It reads no document.
+
+  Args:
+    paths, folder, settings: those of `update`.
 
   Raises:
     ValueError: a path is missing.

@@ -25,7 +25,8 @@ _ORG_TITLE = re.compile(r"^#\+title:(.*)$", re.M | re.I)
 _TEX_COMMENT = re.compile(r"(?<!\\)%.*")
 _TEX_HEADING = re.compile(
   r"\\(part|chapter|(?:sub){0,2}section|paragraph)\*?"
-  r"(?:\[[^\]]*\])?\{((?:[^{}]|\{[^{}]*\})*)\}"
+  # Bounded, so that a run of headings without an end takes linear time.
+  r"(?:\[[^\]]{0,999}\])?\{((?:[^{}]|\{[^{}]{0,999}\}){0,999})\}"
 )
 _TEX_LEVELS = (
   "part",

@@ -96,11 +96,15 @@ class Readers:
     for _ in range(_PROCESSES):
       self._idle.put(None)
     self._threads = concurrent.futures.ThreadPoolExecutor(_PROCESSES)
+    self._running: set[subprocess.Popen[bytes]] = set()
 
   def __enter__(self) -> Readers:
     return self
 
   def __exit__(self, *error: object) -> None:
+    if error[0] is not None:  # Such as Ctrl-C: wait for no file.
+      for process in list(self._running):
+        process.kill()
     self._threads.shutdown(cancel_futures=True)
     for _ in range(_PROCESSES):
       process = self._idle.get()
@@ -127,6 +131,7 @@ class Readers:
     try:
       if process is None:
         process = _start(self._settings)
+        self._running.add(process)
       assert process.stdin is not None and process.stdout is not None
       reply = b""
       with contextlib.suppress(BrokenPipeError):
@@ -140,6 +145,7 @@ class Readers:
         reply = process.stdout.readline()
         stall.cancel()
       if not reply.endswith(b"\n"):
+        self._running.discard(process)
         reason = self._why_ended(_end(process))
         process = None
         return FileText((), reason)

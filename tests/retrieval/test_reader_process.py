@@ -200,3 +200,25 @@ def test_the_newest_build_lists_why_files_were_not_read(tmp_path):
   build = building.newest_build(tmp_path / "index")
   stored = json.loads((build / "files.json").read_text())["files"]
   assert [values[-1] for values in stored] == ["", reason]
+
+
+def test_an_interrupted_update_waits_for_no_file(tmp_path):
+  picture = tmp_path / "slow.png"
+  picture.write_bytes(PNG)
+  started = time.monotonic()
+  with pytest.raises(KeyboardInterrupt):
+    with reader_process.Readers(
+      SETTINGS._replace(ocr="sh -c 'sleep 60'", max_seconds=60)
+    ) as readers:
+      readers._threads.submit(readers._read, str(picture))
+      time.sleep(1.0)
+      raise KeyboardInterrupt
+  assert time.monotonic() - started < 20
+
+
+def test_headings_of_tex_without_an_end_take_linear_time(tmp_path):
+  path = tmp_path / "bad.tex"
+  path.write_text("\\section[" * 50_000 + " The lease ends.")
+  started = time.monotonic()
+  (text,) = read([path], max_seconds=20)
+  assert text.passages and time.monotonic() - started < 10
