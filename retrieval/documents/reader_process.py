@@ -103,8 +103,8 @@ class Readers:
 
   def __exit__(self, *error: object) -> None:
     if error[0] is not None:  # Such as Ctrl-C: wait for no file.
-      for process in list(self._running):
-        process.kill()
+      for running_process in list(self._running):
+        running_process.kill()
     self._threads.shutdown(cancel_futures=True)
     for _ in range(_PROCESSES):
       process = self._idle.get()
