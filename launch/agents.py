@@ -70,7 +70,11 @@ def prepare(
       questions_by_text.setdefault(question.text, question)
     examples = list(questions_by_text.values())
   policies.check_playable(
-    choice, config, source, examples or [loading.SHORTEST], allow_cpu=allow_cpu
+    choice,
+    config,
+    source,
+    examples or [loading.ANY_QUESTION],
+    allow_cpu=allow_cpu,
   )
   return Prepared(
     config=config, choice=choice, source=source, examples=examples

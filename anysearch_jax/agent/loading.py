@@ -21,8 +21,8 @@ from anysearch_jax.training import validation
 # sampled in one batch.
 _CONTEXT = 8192
 _SLOTS = 16
-# Stands for the questions that users will ask.
-SHORTEST = types.Question("?", "?", ())
+# Stands for the questions that users will ask. No chat template contains it.
+ANY_QUESTION = types.Question("any", "Who asks this?", ())
 _SEED = 0  # Of the engine; the seed of a question is part of its address.
 
 
@@ -56,7 +56,11 @@ def load(
     config = config_lib.changed(config, episode={"prompts": connection.prompts})
     engine = connection.engine
     codec = connection.codec
-    _check_prompts(codec, config)
+    try:
+      _check_prompts(codec, config)
+    except ValueError:
+      engine.close()
+      raise
   else:
     # Imports JAX, which a model elsewhere needs not.
     from anysearch_jax.policy import hf, sharding
@@ -134,7 +138,7 @@ def _check_prompts(
 ) -> None:
   """Checks a tokenizer and its template; see `validation.check_prompts`."""
   validation.check_prompts(
-    [SHORTEST],
+    [ANY_QUESTION],
     codec,
     config=config.episode,
     environment=systems.of_episode(config.episode),

@@ -17,7 +17,6 @@ from anysearch_jax import budgets, types
 
 TAGS = ("budget", "think", "search", "information", "answer")
 STOPS = ("</search>", "</answer>")
-THINK = "<think>"
 SEARCH = "search"  # The name of the tool that every environment has.
 
 # Groups: "/" of a closing tag or "", then the name.
@@ -25,7 +24,7 @@ TAG_PATTERN = re.compile(rf"<(/?)({'|'.join(TAGS)})>")
 
 _ANY_CASE_TAG = re.compile(rf"<(/?(?:{'|'.join(TAGS)}))>", re.IGNORECASE)
 _FIRST_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL | re.I)
-_OPENED_REASONING = re.compile(rf"{THINK}\s*\Z")
+_OPENED_REASONING = re.compile(r"<think>\s*\Z")
 _CALLS = ((SEARCH, "<search>", "</search>"),)
 _SLOT = re.compile(r"\{(?:B|Question)\}")
 _ZERO_WIDTH_SPACE = "\u200b"

@@ -51,6 +51,11 @@ _REQUEST_NAMES = {
 # Seconds that a request may queue before the engine or retriever begins it. Its
 # deadline stands still meanwhile (`host.turns`); an hour means a broken queue.
 LONGEST_WAIT = 3600.0
+_NOT_FINITE = (
+  "the policy's log-probabilities are not finite (NaN or infinite), so its "
+  "tokens mean nothing; its weights are damaged, or too large for the "
+  "compute_dtype. Export or download them again, or compute in float32."
+)
 _NUMBER = re.compile(r"\d+")
 _QUERY_CHARACTERS = (
   80  # Shown of a query: a policy wrote it, so it may be long.
@@ -73,13 +78,6 @@ class Assignment:
   question: types.Question
   budget: budgets.Assigned
   scaffold: bool
-
-
-_NOT_FINITE = (
-  "the policy's log-probabilities are not finite (NaN or infinite), so its "
-  "tokens mean nothing; its weights are damaged, or too large for the "
-  "compute_dtype. Export or download them again, or compute in float32."
-)
 
 
 @dataclasses.dataclass(frozen=True)

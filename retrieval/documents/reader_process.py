@@ -102,10 +102,11 @@ class Readers:
     return self
 
   def __exit__(self, *error: object) -> None:
+    self._threads.shutdown(wait=False, cancel_futures=True)
     if error[0] is not None:  # Such as Ctrl-C: wait for no file.
       for running_process in list(self._running):
         running_process.kill()
-    self._threads.shutdown(cancel_futures=True)
+    self._threads.shutdown()
     for _ in range(_PROCESSES):
       process = self._idle.get()
       if process is not None:

@@ -641,7 +641,7 @@ def test_reasoning_that_the_template_opens_belongs_to_the_first_turn(
   verdict = environment.judge(plain)
   assert (verdict.em, verdict.format) == (1, 1)
   assert environment.judge(opened) == verdict
-  # A text of the model's own that is `<think>` alone opens nothing for others.
+  # The recorded turns are what the model wrote.
   turns = [s.text for s in opened.spans if s.author is types.Author.MODEL]
   assert turns == [first, answer("Jane Austen")]
   # The model continues the block that the template opened.

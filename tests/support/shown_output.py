@@ -43,7 +43,7 @@ _COMMAND = re.compile(r"(?:anysearch|python -m launch\.)\s*(.*)")
 _FILE = re.compile(r"```\w+ title=\"(\S+)\"\n(.*?)```", re.DOTALL)
 # How many of these a command prints depends on the machine's speed.
 _PROGRESS = re.compile(
-  r"^(?:(?:episode|file|MB read) \d+|rollout 0)/\d+.*\n", re.MULTILINE
+  r"^(?:(?:episode|file|MB read) \d+|rollout [01])/\d+.*\n", re.MULTILINE
 )
 _NUMBER = re.compile(r"(?<![A-Za-z])\d[\d,.]*\d|(?<![A-Za-z])\.?\d")
 
