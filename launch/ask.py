@@ -1,8 +1,10 @@
 r"""Asks a policy questions under a search budget.
 
-    python -m launch.ask --documents=my_notes --openai=URL --openai_model=NAME \
+    anysearch ask --documents=my_notes --openai=URL --openai_model=NAME \
         --budget=2 "When does the lease end?"
-    python -m launch.ask --config=configs/quickstart.py --budget=3 "QUESTION"
+    anysearch ask --config=configs/quickstart.py --budget=3 "QUESTION"
+    anysearch chat --documents=my_notes --openai=URL --openai_model=NAME
+    anysearch chat --config=configs/quickstart.py --budget=3
 
 --documents names files and folders of your own, see `launch.documents`.
 
@@ -355,4 +357,18 @@ if __name__ == "__main__":
   # A warning of a library in the middle of an answer helps nobody.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   define_flags()
-  launch_flags.run(main, arguments=True)
+  launch_flags.run(
+    main,
+    arguments="[QUESTION]",
+    first_flags=(
+      "documents",
+      "openai",
+      "openai_model",
+      "hf",
+      "config",
+      "budget",
+      "deadline",
+      "ocr",
+      *(() if "--chat" in sys.argv else ("compare", "json")),
+    ),
+  )

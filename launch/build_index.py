@@ -1,9 +1,9 @@
 r"""Builds an index over documents, or over a corpus of passages.
 
-    python -m launch.build_index --documents=notes,'papers/**/*.pdf' \
+    anysearch build_index --documents=notes,'papers/**/*.pdf' \
         --output=indexes/mine --update
-    python -m launch.build_index --corpus=wiki-18.jsonl.gz --output=indexes/bm25
-    python -m launch.build_index --corpus=wiki-18.jsonl.gz --kind=flat \
+    anysearch build_index --corpus=wiki-18.jsonl.gz --output=indexes/bm25
+    anysearch build_index --corpus=wiki-18.jsonl.gz --kind=flat \
         --encoder=models/e5-base-v2 --output=indexes/e5
 
 Documents are files, folders and globs: Markdown, text, HTML, CSV, JSON, JSON
@@ -395,4 +395,19 @@ def _encoder(f: flags.FlagValues) -> Any:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=(
+      "documents",
+      "corpus",
+      "output",
+      "update",
+      "kind",
+      "encoder",
+      "language",
+      "questions",
+      "topk",
+      "ocr",
+    ),
+  )

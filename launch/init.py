@@ -20,7 +20,7 @@ _NAME = "my_search"
 _HEAD = '''"""Questions and passages of my own.
 
 Change the three names below first, then the numbers. `anysearch train
---config=FILE --help` lists every setting with its meaning.
+--config=FILE --helpfull` lists every setting with its meaning.
 """
 
 '''
@@ -61,4 +61,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  launch_flags.run(main, arguments=True)
+  launch_flags.run(main, arguments="[DIR]")

@@ -1,7 +1,7 @@
 r"""Prepares questions for training and evaluation from published data sets.
 
-    python -m launch.prepare_data --folder=flashrag --output=data/qa
-    python -m launch.prepare_data --input=nq:train=NQ-open.train.jsonl \
+    anysearch prepare_data --folder=flashrag --output=data/qa
+    anysearch prepare_data --input=nq:train=NQ-open.train.jsonl \
         --input=hotpotqa:dev=hotpot_dev_distractor_v1.json --output=data/qa \
         --mix=nq
 

@@ -1,17 +1,17 @@
 r"""Serves a policy: over HTTP to OpenAI's clients, or to MCP clients.
 
-    python -m launch.serve --config=configs/quickstart.py --port=8400
-    python -m launch.serve --documents=my_notes --openai=URL --openai_model=NAME
+    anysearch serve --config=configs/quickstart.py --port=8400
+    anysearch serve --documents=my_notes --openai=URL --openai_model=NAME
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
 token budget; anysearch_jax/serving/service.py lists the paths. The server is
 ready when GET /health answers 200. By default only this machine can reach it.
 Others need keys:
 
-    python -m launch.serve --keys=keys.json --new_key=alice    # prints the key
-    python -m launch.serve --config=... --keys=keys.json --host=0.0.0.0
+    anysearch serve --keys=keys.json --new_key=alice    # prints the key
+    anysearch serve --config=... --keys=keys.json --host=0.0.0.0
 
-    python -m launch.serve --mcp --config=configs/quickstart.py
+    anysearch serve --mcp --config=configs/quickstart.py
 
 A client of the Model Context Protocol starts this itself and talks to it over
 standard input and output; anysearch_jax/serving/mcp_server.py has the tools.
@@ -328,4 +328,18 @@ if __name__ == "__main__":
   # An MCP client's log is no place for a library's warnings.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(
+    main,
+    first_flags=(
+      "documents",
+      "openai",
+      "openai_model",
+      "hf",
+      "config",
+      "budget",
+      "port",
+      "host",
+      "keys",
+      "mcp",
+    ),
+  )
