@@ -6,10 +6,14 @@ arguments, so process listings and signals treat the two alike.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib.metadata
 import os
+import platform
 import sys
 
+import anysearch_jax
 from anysearch_jax.launch import command_table, shipped, stopping
 
 
@@ -26,6 +30,19 @@ def usage() -> str:
   )
 
 
+def version() -> str:
+  """Returns the versions that a report of an error needs, a line each."""
+  version_lines = [
+    f"anysearch {anysearch_jax.__version__}",
+    f"Python {platform.python_version()}",
+    platform.platform(),
+  ]
+  # Importing JAX takes a second.
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    version_lines.append(f"JAX {importlib.metadata.version('jax')}")
+  return "\n".join(version_lines)
+
+
 def main() -> None:
   """Replaces this process by the command that `sys.argv` names."""
   stopping.keep_output()
@@ -33,10 +50,8 @@ def main() -> None:
   if requested in ("--help", "-h", "help"):
     print(usage())
     return
-  if requested == "--version":
-    import anysearch_jax  # Slow; the list of commands does not need it.
-
-    print(f"anysearch {anysearch_jax.__version__}")
+  if requested in ("--version", "version"):
+    print(version())
     return
   name = requested.replace("-", "_")
   descriptions = command_table.commands()
