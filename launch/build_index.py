@@ -220,6 +220,10 @@ def main(argv) -> None:
     line = lines.setdefault(unit, progress.Line(max(total, 1), unit=unit))
     line.tick(done)
 
+  documents.require_paths()
+  for path in (f.corpus, *f.questions):
+    if path and not pathlib.Path(path).exists():
+      raise ValueError(f"{path}: found no file, expected one to read.")
   encoder = _encoder(f)
   if f.documents:
     _documents(f, encoder, report_progress)

@@ -238,6 +238,11 @@ def apply_short_flags(
   if f.questions is not None:
     data = {"source": "prepared", "path": f.questions}
     config = config_lib.changed(config, data=data)
+    if not pathlib.Path(f.questions).exists():
+      raise app.UsageError(
+        f"--questions={f.questions}: found no file, expected rows of question "
+        "and answer."
+      )
     if not any(
       assignment.startswith("evaluation.questions")
       for assignment in f.set_config

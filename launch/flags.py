@@ -17,6 +17,7 @@ import difflib
 import functools
 import inspect
 import io
+import logging as std_logging
 import os
 import pathlib
 import re
@@ -33,7 +34,13 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, plugins, terminal
-from anysearch_jax.launch import command_table, shipped, short_help, stopping
+from anysearch_jax.launch import (
+  command_table,
+  shipped,
+  short_help,
+  stopping,
+  variables,
+)
 
 _PREFIX = "config."
 # Names of settings in other programs, for suggestions.
@@ -57,6 +64,7 @@ def run(
   resumes: bool = False,
   arguments: str = "",
   first_flags: Sequence[str] = (),
+  plain_log: bool = False,
 ) -> None:
   """Runs a command: `app.run` with `--config` flags and short error messages.
 
@@ -69,11 +77,15 @@ def run(
     arguments: names of its arguments that are not flags, for `--help`; "": it
       has none.
     first_flags: names of the flags that `--help` lists; (): all.
+    plain_log: whether warnings are sentences, for commands that people talk to;
+      otherwise they have time and place.
   """
 
   def short(argv: Sequence[str]) -> Any:
     # Libraries log every file they open; progress lines are what users read.
     logging.set_verbosity(logging.WARNING)
+    if plain_log:
+      logging.get_absl_handler().setFormatter(_SentenceFormatter())
     disk.hide_tracebacks()
     with stopping.command(resumes=resumes):
       return call_command(main, argv, arguments=bool(arguments))
@@ -114,6 +126,14 @@ def call_command(
   except _REFUSALS as error:
     sentence = terminal.printable(str(error), keeps_lines=True)
     sys.exit(f"{name}: {sentence}")
+
+
+class _SentenceFormatter(std_logging.Formatter):
+  """Formats a record as `warning: SENTENCE`, without time and place."""
+
+  def format(self, record: std_logging.LogRecord) -> str:
+    sentence = terminal.printable(super().format(record), keeps_lines=True)
+    return f"{record.levelname.lower()}: {sentence}"
 
 
 def define_listening() -> None:
@@ -457,7 +477,10 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
     if module.startswith("anysearch_jax.launch."):
       for flag in defined:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-  rewritten = [argv[0]]
+  try:
+    rewritten = [argv[0], *variables.take_arguments(argv[1:])]
+  except app.UsageError as error:
+    _refuse(error)
   for arg in argv[1:]:
     if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX):
       rewritten.append(f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}")

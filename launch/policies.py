@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import json_files, loop, plugins
+from anysearch_jax.host import json_files, loop, plugins, redaction
 from anysearch_jax.launch import documents, parts, retrievers, shipped, stopping
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
@@ -24,6 +25,8 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.rollout import endpoints
 
 _KINDS = ("hf", "checkpoint", "scripted")
+# Where OpenAI's own clients find the address of a server.
+_BASE_URL = "OPENAI_BASE_URL"
 
 
 class PolicyChoice(typing.NamedTuple):
@@ -64,7 +67,8 @@ def define_flags() -> None:
     "openai",
     None,
     "Address of a server with OpenAI's interface, such as "
-    "http://127.0.0.1:11434/v1, whose model is the policy.",
+    "http://127.0.0.1:11434/v1, whose model is the policy; default: "
+    "OPENAI_BASE_URL, if nothing else names a policy.",
   )
   flags.DEFINE_string(
     "openai_model",
@@ -117,6 +121,7 @@ def read_flags(
     ValueError: a value of the configuration is invalid.
   """
   f = flags.FLAGS
+  _read_base_url(config)
   choices = [
     PolicyChoice(kind, getattr(f, kind)) for kind in _KINDS if getattr(f, kind)
   ]
@@ -141,11 +146,42 @@ def read_flags(
   retrievers.validate(config.retrieval)
   if choice.kind != "openai":
     return config, choice
+  _require_paths(config)
   opened = _open_endpoint(config)
   config = config_lib.changed(
     config, policy=opened.name, episode={"prompts": opened.prompts}
   )
   return config, PolicyChoice("openai", opened.name, opened)
+
+
+def _read_base_url(config: config_lib.ExperimentConfig) -> None:
+  """Takes the model at `OPENAI_BASE_URL` if nothing else names a policy."""
+  f = flags.FLAGS
+  url = os.environ.get(_BASE_URL)
+  names = ("openai", "sglang", *_KINDS)
+  if url and not config.policy and not any(getattr(f, name) for name in names):
+    f["openai"].value = url
+    stopping.say(f"{_BASE_URL}: asks the model at {redaction.shown(url)}.")
+
+
+def _require_paths(config: config_lib.ExperimentConfig) -> None:
+  """Checks the paths that a model elsewhere needs, before it is asked.
+
+  Raises:
+    ValueError: a folder is missing.
+  """
+  f = flags.FLAGS
+  if f.hf and not pathlib.Path(shipped.find(f.hf)).is_dir():
+    raise ValueError(
+      f"--hf={f.hf}: found no folder, expected that of the model's tokenizer."
+    )
+  index = config.retrieval.index
+  makes_index = bool(f.documents)
+  if index and not makes_index and not pathlib.Path(index).is_dir():
+    raise ValueError(
+      f"{index}: found no folder, expected an index; `anysearch build_index` "
+      "makes one, and --documents=FOLDER keeps one of your files."
+    )
 
 
 def _open_endpoint(

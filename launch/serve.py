@@ -38,6 +38,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.host import http_server
 from anysearch_jax.launch import documents, jax_setup, policies, stopping
 from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.serving import keys
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
@@ -119,7 +120,11 @@ def main(argv: Sequence[str]) -> None:
     return
   if f.http and not f.mcp:
     raise app.UsageError("--http goes with --mcp.")
-  config, choice = policies.read_flags(documents.read_config())
+  config = documents.read_config()
+  client_keys: tuple[keys.Key, ...] = ()
+  if f.keys and not f.mcp:
+    client_keys = keys.read(pathlib.Path(f.keys))
+  config, choice = policies.read_flags(config)
   if f.mcp:
     _serve_mcp(config, choice)
     # Python and XLA tear down for seconds, and a client kills its server two
@@ -127,11 +132,13 @@ def main(argv: Sequence[str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-  _serve_http(config, choice)
+  _serve_http(config, choice, client_keys)
 
 
 def _serve_http(
-  config: config_lib.ExperimentConfig, choice: policies.PolicyChoice
+  config: config_lib.ExperimentConfig,
+  choice: policies.PolicyChoice,
+  client_keys: Sequence[keys.Key],
 ) -> None:
   """Serves OpenAI's clients until a signal arrives."""
   f = flags.FLAGS
@@ -153,14 +160,14 @@ def _serve_http(
   log.setLevel(logging.INFO)
   log.propagate = False
   from anysearch_jax.launch import agents
-  from anysearch_jax.serving import fields, keys, service
+  from anysearch_jax.serving import fields, service
 
   with contextlib.ExitStack() as stack:
     guard = None
     if f.keys:  # Before the policy, which may take minutes to load.
       file = pathlib.Path(f.keys)
       usage = file.with_suffix(".usage.sqlite")
-      guard = keys.Guard(keys.read(file), usage, file=file)
+      guard = keys.Guard(client_keys, usage, file=file)
       stack.callback(guard.close)
     prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(agents.open_agent(prepared, documents.followed))
@@ -202,8 +209,6 @@ def _serve_http(
 
 
 def _add_key() -> None:
-  from anysearch_jax.serving import keys
-
   f = flags.FLAGS
   if not f.keys:
     raise app.UsageError("--new_key: found no --keys, expected a file for it.")
@@ -330,6 +335,7 @@ if __name__ == "__main__":
   define_flags()
   launch_flags.run(
     main,
+    plain_log=True,
     first_flags=(
       "documents",
       "openai",
