@@ -111,7 +111,7 @@ def require_paths() -> None:
         f"documents: found nothing at {given_path}, expected a file, a folder "
         "or a glob such as 'notes/**/*.md'."
       )
-  if f.ocr:
+  if "ocr" in f and f.ocr:
     from anysearch_jax.retrieval.documents import ocr
 
     ocr.Command(f.ocr)
