@@ -239,7 +239,7 @@ def apply_short_flags(
     data = {"source": "prepared", "path": f.questions}
     config = config_lib.changed(config, data=data)
     if not pathlib.Path(f.questions).exists():
-      raise app.UsageError(
+      raise ValueError(
         f"--questions={f.questions}: found no file, expected rows of question "
         "and answer."
       )
