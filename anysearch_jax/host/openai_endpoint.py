@@ -9,7 +9,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 
-from anysearch_jax.host import http_calls
+from anysearch_jax import types
+from anysearch_jax.host import http_calls, turns
+
+_FACT_SECONDS = 3.0  # For each thing that a server says of itself.
 
 T = TypeVar("T")
 
@@ -19,6 +22,20 @@ class Usage(NamedTuple):
 
   prompt: int
   completion: int
+
+
+class ServedModel(NamedTuple):
+  """What a server says of one of its models; 0: it does not say.
+
+  Attributes:
+    parameters: number of the model's weights.
+    context: tokens of one conversation.
+    slots: number of requests that are answered at a time.
+  """
+
+  parameters: int = 0
+  context: int = 0
+  slots: int = 0
 
 
 class OpenAIEndpoint:
@@ -62,7 +79,9 @@ class OpenAIEndpoint:
       advice=f"Does a server with OpenAI's {route_name} run there?",
       proxies=True,
     )
-    self._models = f"{self.url.removesuffix(route)}/models"
+    base = self.url.removesuffix(route)
+    self._models = f"{base}/models"
+    self._server = base.removesuffix("/v1")
     self.close = self._caller.close
 
   async def models(self) -> list[str]:
@@ -77,6 +96,49 @@ class OpenAIEndpoint:
         ) from None
 
     return await self._caller.ask("GET", self._models, read=read)
+
+  async def served_model(self, model: str) -> ServedModel:
+    """Returns what the server says of a model, in a few seconds.
+
+    vLLM and llama.cpp say it beside the model's name, llama.cpp also at
+    `/props` and Ollama at `/api/show`. Encrypted addresses, which are hosted
+    models, are asked for the first only.
+    """
+    rows = await self._fact("GET", self._models, "data")
+    row = next((row for row in rows or () if _at(row, "id") == model), None)
+    props = None
+    details = None
+    if not self.url.startswith("https"):
+      props = await self._fact("GET", f"{self._server}/props")
+      if props is None:
+        details = await self._fact(
+          "POST",
+          f"{self._server}/api/show",
+          content=http_calls.body({"model": model}),
+        )
+    return ServedModel(
+      parameters=_token_count(_at(row, "meta", "n_params"))
+      or _token_count(_at(details, "model_info", "general.parameter_count")),
+      context=_token_count(_at(props, "default_generation_settings", "n_ctx"))
+      or _token_count(_at(row, "max_model_len")),
+      slots=_token_count(_at(props, "total_slots")),
+    )
+
+  async def _fact(
+    self, method: str, url: str, *path: str, **request: Any
+  ) -> Any:
+    """Returns a value of an answer in JSON; None if there is none in time."""
+    try:
+      return await self._caller.ask(
+        method,
+        url,
+        read=lambda value: _at(value, *path),
+        limit=turns.Limit(_FACT_SECONDS, _FACT_SECONDS),
+        counted=False,
+        **request,
+      )
+    except types.RetrievalError:
+      return None
 
   async def chat(
     self, model: str, prompt: str, **limits: Any
@@ -135,8 +197,17 @@ class OpenAIEndpoint:
     )
 
 
+def _at(value: Any, *path: str) -> Any:
+  """Returns a value within nested JSON objects; None if there is none."""
+  for name in path:
+    if not isinstance(value, Mapping):
+      return None
+    value = value.get(name)
+  return value
+
+
 def _token_count(value: object) -> int:
-  """Returns a server's count of tokens; 0 for anything but a positive int."""
+  """Returns a server's count; 0 for anything but a positive int."""
   return value if type(value) is int and value > 0 else 0
 
 
