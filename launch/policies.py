@@ -181,7 +181,7 @@ def _with_prompts(
   if not (is_plain or f.search_first):
     return config
   flag = f"--scripted={_PLAIN_RETRIEVAL}" if is_plain else "--search_first"
-  if config.retrieval.kind == "world":
+  if config.data.source == "world":
     raise app.UsageError(
       f"{flag}: found the generated world, whose questions no passage answers "
       "as they are; expected --documents or another corpus."

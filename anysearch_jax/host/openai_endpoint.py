@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +13,8 @@ import httpx2
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, turns
 
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s?([KMB])", re.IGNORECASE)
+_SIZE_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _FACT_SECONDS = 3.0  # For each thing that a server says of itself.
 
 T = TypeVar("T")
@@ -101,41 +104,36 @@ class OpenAIEndpoint:
     """Returns what the server says of a model, in a few seconds.
 
     vLLM and llama.cpp say it beside the model's name, llama.cpp also at
-    `/props` and Ollama at `/api/show`. Encrypted addresses, which are hosted
+    `/props` and Ollama at `/api/tags`. Encrypted addresses, which are hosted
     models, are asked for the first only.
     """
-    rows = await self._fact("GET", self._models, "data")
-    row = next((row for row in rows or () if _at(row, "id") == model), None)
+    served = _row(await self._fact(self._models, "data"), "id", model)
     props = None
-    details = None
+    pulled = None
     if not self.url.startswith("https"):
-      props = await self._fact("GET", f"{self._server}/props")
+      props = await self._fact(f"{self._server}/props")
       if props is None:
-        details = await self._fact(
-          "POST",
-          f"{self._server}/api/show",
-          content=http_calls.body({"model": model}),
-        )
+        listed = await self._fact(f"{self._server}/api/tags", "models")
+        pulled = _row(listed, "name", model)
+    parameters = _count(_at(served, "meta", "n_params"))
+    if not parameters:
+      parameters = _size(_at(pulled, "details", "parameter_size"))
+    context = _count(_at(props, "default_generation_settings", "n_ctx"))
     return ServedModel(
-      parameters=_token_count(_at(row, "meta", "n_params"))
-      or _token_count(_at(details, "model_info", "general.parameter_count")),
-      context=_token_count(_at(props, "default_generation_settings", "n_ctx"))
-      or _token_count(_at(row, "max_model_len")),
-      slots=_token_count(_at(props, "total_slots")),
+      parameters=parameters,
+      context=context or _count(_at(served, "max_model_len")),
+      slots=_count(_at(props, "total_slots")),
     )
 
-  async def _fact(
-    self, method: str, url: str, *path: str, **request: Any
-  ) -> Any:
+  async def _fact(self, url: str, *path: str) -> Any:
     """Returns a value of an answer in JSON; None if there is none in time."""
     try:
       return await self._caller.ask(
-        method,
+        "GET",
         url,
         read=lambda value: _at(value, *path),
         limit=turns.Limit(_FACT_SECONDS, _FACT_SECONDS),
         counted=False,
-        **request,
       )
     except types.RetrievalError:
       return None
@@ -184,8 +182,8 @@ class OpenAIEndpoint:
       usage = value.get("usage")
       usage = usage if isinstance(usage, Mapping) else {}
       return content, Usage(
-        prompt=_token_count(usage.get("prompt_tokens")),
-        completion=_token_count(usage.get("completion_tokens")),
+        prompt=_count(usage.get("prompt_tokens")),
+        completion=_count(usage.get("completion_tokens")),
       )
 
     return await self._caller.ask(
@@ -206,13 +204,28 @@ def _at(value: Any, *path: str) -> Any:
   return value
 
 
-def _token_count(value: object) -> int:
+def _row(rows: Any, name: str, value: str) -> Any:
+  """Returns the first object of a list whose `name` is a value, or None."""
+  if not isinstance(rows, list):
+    return None
+  return next((row for row in rows if _at(row, name) == value), None)
+
+
+def _size(text: Any) -> int:
+  """Returns a number of parameters that is written as `494.03M` or `7.6B`."""
+  match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+  if match is None:
+    return 0
+  return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+
+
+def _count(value: object) -> int:
   """Returns a server's count; 0 for anything but a positive int."""
   return value if type(value) is int and value > 0 else 0
 
 
 class _StreamJoiner:
-  """Joins the chunks of a chat completion, see `Caller.ask`.
+  """Joins the chunks of a completion, of chats or text, see `Caller.ask`.
 
   https://platform.openai.com/docs/api-reference/chat-streaming
 
@@ -254,7 +267,16 @@ class _StreamJoiner:
         {name: value for name, value in call.items() if name != "index"}
         for call in self._calls
       ]
-    choice = {**last, "message": message}
+    choice = {**last, "message": message, "text": message.get("text")}
+    return json.dumps({"choices": [choice], "usage": self._usage}).encode()
+
+  def part(self) -> bytes | None:
+    """Returns a stream that stopped, as a reply cut in its text."""
+    text = self._message.get("text")
+    if not (text or self._message.get("content", "")).strip():
+      return None
+    message = dict(self._message)
+    choice = {"finish_reason": "length", "message": message, "text": text}
     return json.dumps({"choices": [choice], "usage": self._usage}).encode()
 
   def _add(self, data: bytes) -> None:
@@ -263,14 +285,15 @@ class _StreamJoiner:
       chunk = json.loads(data)
       self._usage = chunk.get("usage") or self._usage
       for choice in (chunk["choices"] or [])[:1]:
-        for name, value in (choice.get("delta") or {}).items():
+        parts = choice.get("delta") or {"text": choice.get("text")}
+        for name, value in parts.items():
           if name == "tool_calls":
             for call in value or ():
               self._add_call(call)
             continue
           if isinstance(value, list):
-            parts = [part["text"] for part in value if "text" in part]
-            value = "".join(parts)
+            texts = [part["text"] for part in value if "text" in part]
+            value = "".join(texts)
           if isinstance(value, str):
             text_so_far = self._message.get(name, "") if name != "role" else ""
             self._message[name] = text_so_far + value

@@ -25,12 +25,15 @@ from anysearch_jax import types
 from anysearch_jax.environment import citations, protocol, spec
 from anysearch_jax.rollout import episode, episode_state
 
+# Ends the replies, and tells these requests from the turns of a conversation.
+STOP = (protocol.STOPS[-1],)
 # Attempts between the conversations of an episode.
 _ATTEMPTS = 1 << 17
 # What the model was asked for, in an episode's memory.
 ANSWER = "asked for the answer"
 _QUERY = "asked for a query"
 _QUERY_TOKENS = 48
+_LEAST_TOKENS = 32  # Of a reply, for which passages make room.
 _SLOT = re.compile(r"\{(Question|Passages)\}")
 _REASONING = re.compile(r"\A.*</think>", re.S)
 _TAGS = re.compile("</?(?:search|answer|query)>")
@@ -123,7 +126,7 @@ def ask(
         begun.token_cap - begun.written_tokens,
         begun.config.max_context - len(ids),
       )
-    if room > 0 or not passages:
+    if room >= _LEAST_TOKENS or not passages:
       break
     passages.pop()
   if room <= 0:
@@ -142,8 +145,10 @@ def ask(
     turn=asking_episode.turns,
     token_ids=tuple(ids),
     max_tokens=min(room, turn_tokens if limit is None else limit),
-    stop=(protocol.STOPS[-1],),
+    stop=STOP,
     may_search=False,
+    # Nothing here is better for being drawn.
+    temperature=0.0,
   )
   return dataclasses.replace(asking_episode, request=request)
 
@@ -227,7 +232,7 @@ def _read_query(text: str) -> str:
   text = _TAGS.sub("", _REASONING.sub("", text)).strip()
   line = text.splitlines()[0] if text else ""
   unlabelled = _QUERY_LABEL.sub("", line.strip(_QUERY_QUOTES))
-  return unlabelled.strip(_QUERY_QUOTES).rstrip(".")
+  return unlabelled.strip(_QUERY_QUOTES + ".")
 
 
 def add(environment: spec.Environment) -> spec.Environment:
