@@ -99,7 +99,7 @@ def ask(
   template: str,
   *,
   memory: str,
-  limit: int | None = None,
+  limit: int = 0,
 ) -> episode_state.Episode | None:
   """Returns an episode that asks its model in a new conversation.
 
@@ -109,12 +109,11 @@ def ask(
     begun: the episode so far.
     template: prompt with `{Question}` and `{Passages}`.
     memory: what is asked for, the episode's new `memory`.
-    limit: limit on the tokens of the reply; None: that of a turn.
+    limit: limit on the tokens of the reply; 0: that of a turn.
 
   Returns:
     The episode; None if its budget or the context leaves no room for a reply.
   """
-  turn_tokens = begun.config.max_turn or begun.turn_limit
   passages = list(citations.citable_passages(begun.observations).items())
   while True:
     content = _fill(begun, template, passages)
@@ -144,7 +143,7 @@ def ask(
     address=address,
     turn=asking_episode.turns,
     token_ids=tuple(ids),
-    max_tokens=min(room, turn_tokens if limit is None else limit),
+    max_tokens=min(room, limit or begun.config.max_turn or room),
     stop=STOP,
     may_search=False,
     # Nothing here is better for being drawn.
