@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import glob
 import os
 import pathlib
 import time
@@ -81,6 +82,7 @@ def read_config() -> config_lib.ExperimentConfig:
         "about."
       )
     return launch_flags.read_config()
+  require_paths()
   is_default = f.config is None
   if is_default:
     platform = "cpu" if platforms.expected() == "cpu" else "gpu"
@@ -93,6 +95,26 @@ def read_config() -> config_lib.ExperimentConfig:
   return config_lib.changed(
     config, retrieval={"kind": "index", "index": index_folder}
   )
+
+
+def require_paths() -> None:
+  """Checks what `--documents` and `--ocr` name, before anything that lasts.
+
+  Raises:
+    ValueError: a path or a program is missing.
+  """
+  f = flags.FLAGS
+  for given_path in f.documents:
+    path = os.path.expanduser(given_path)
+    if not os.path.lexists(path) and not glob.glob(path, recursive=True):
+      raise ValueError(
+        f"documents: found nothing at {given_path}, expected a file, a folder "
+        "or a glob such as 'notes/**/*.md'."
+      )
+  if "ocr" in f and f.ocr:
+    from anysearch_jax.retrieval.documents import ocr
+
+    ocr.Command(f.ocr)
 
 
 def _within_context(

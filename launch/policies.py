@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import json_files, loop, plugins
+from anysearch_jax.host import json_files, loop, plugins, redaction
 from anysearch_jax.launch import documents, parts, retrievers, shipped, stopping
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
@@ -28,6 +29,8 @@ _KINDS = ("hf", "checkpoint", "scripted")
 _PLAIN_RETRIEVAL = "rag"
 # Of a server's context; tokens are counted by an estimate.
 _CONTEXT_SHARE = 0.9
+# Where OpenAI's own clients find the address of a server.
+_BASE_URL = "OPENAI_BASE_URL"
 
 
 class PolicyChoice(typing.NamedTuple):
@@ -68,7 +71,8 @@ def define_flags() -> None:
     "openai",
     None,
     "Address of a server with OpenAI's interface, such as "
-    "http://127.0.0.1:11434/v1, whose model is the policy.",
+    "http://127.0.0.1:11434/v1, whose model is the policy; default: "
+    "OPENAI_BASE_URL, if nothing else names a policy.",
   )
   flags.DEFINE_string(
     "openai_model",
@@ -130,6 +134,7 @@ def read_flags(
   """
   f = flags.FLAGS
   config = _with_prompts(config)
+  _read_base_url(config)
   choices = [
     PolicyChoice(kind, getattr(f, kind))
     for kind in _KINDS
@@ -156,6 +161,7 @@ def read_flags(
   retrievers.validate(config.retrieval)
   if choice.kind != "openai":
     return config, choice
+  _require_paths(config)
   opened = _open_endpoint(config)
   episode: dict[str, Any] = {"prompts": opened.prompts}
   if opened.context:
@@ -193,6 +199,37 @@ def _with_prompts(
     )
   prompts = "plain_retrieval" if is_plain else "documents_short"
   return config_lib.changed(config, episode={"prompts": prompts})
+
+
+def _read_base_url(config: config_lib.ExperimentConfig) -> None:
+  """Takes the model at `OPENAI_BASE_URL` if nothing else names a policy."""
+  f = flags.FLAGS
+  url = os.environ.get(_BASE_URL)
+  names = ("openai", "sglang", *_KINDS)
+  values = [getattr(f, name) for name in names if getattr(f, name)]
+  if url and not config.policy and values in ([], [_PLAIN_RETRIEVAL]):
+    f["openai"].value = url
+    stopping.say(f"{_BASE_URL}: asks the model at {redaction.shown(url)}.")
+
+
+def _require_paths(config: config_lib.ExperimentConfig) -> None:
+  """Checks the paths that a model elsewhere needs, before it is asked.
+
+  Raises:
+    ValueError: a folder is missing.
+  """
+  f = flags.FLAGS
+  if f.hf and not pathlib.Path(shipped.find(f.hf)).is_dir():
+    raise ValueError(
+      f"--hf={f.hf}: found no folder, expected that of the model's tokenizer."
+    )
+  index = config.retrieval.index
+  makes_index = bool(f.documents)
+  if index and not makes_index and not pathlib.Path(index).is_dir():
+    raise ValueError(
+      f"{index}: found no folder, expected an index; `anysearch build_index` "
+      "makes one, and --documents=FOLDER keeps one of your files."
+    )
 
 
 def _open_endpoint(
