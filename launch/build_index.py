@@ -327,7 +327,14 @@ def _documents(
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, language, f.ocr, f.follow_links),
+    folder.Settings(
+      tokens=f.passage,
+      overlap=f.overlap,
+      language=language,
+      ocr=f.ocr,
+      follow_links=f.follow_links,
+      ignored_files=f.ignored_files,
+    ),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),

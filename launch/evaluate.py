@@ -164,7 +164,7 @@ def _play(
   line = progress.Line(total, unit="episode")
   with (
     policies.player(choice, config, source) as player,
-    line.reporting_waits(retriever.waits),
+    line.reporting_waits(retriever.waits, compiles=choice.is_local),
   ):
     summary = harness.evaluate(
       e,
