@@ -3,7 +3,7 @@ import { add, addButton, addLink, byId } from "./elements.js";
 
 // Kinds of files that a frame shows: they run no script.
 const PDF = "application/pdf";
-const FRAMED = [PDF, "text/plain"];
+const FRAMED = [PDF, "text/plain", "image/png", "image/jpeg", "image/webp"];
 // For viewers of PDF: the width of the frame, and no column of small pages.
 const FITTED = "navpanes=0&view=FitH";
 const WIDE = "(min-width: 64rem)";
