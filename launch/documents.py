@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import glob
 import os
 import pathlib
 import time
@@ -25,8 +26,10 @@ from anysearch_jax.launch import shipped, stopping
 if TYPE_CHECKING:
   from anysearch_jax.retrieval.documents import folder
 
-# Files that cannot be read, and kinds of other files, that are listed.
+# Files that cannot be read that are listed.
 _LISTED = 5
+# Reasons and endings that are listed of what is left out.
+_REASONS = 10
 
 
 def define_flags() -> None:
@@ -47,12 +50,18 @@ def define_flags() -> None:
 
 
 def define_reading() -> None:
-  """Defines `--ocr` and `--follow_links`."""
+  """Defines `--ocr`, `--follow_links` and `--ignored_files`."""
   flags.DEFINE_bool(
     "follow_links",
     False,
     "Read files and folders outside of those of --documents to which links in "
     "them lead.",
+  )
+  flags.DEFINE_bool(
+    "ignored_files",
+    False,
+    "Read also what .gitignore files list, lock files of package managers, and "
+    "folders that these and builds write, such as node_modules.",
   )
   flags.DEFINE_string(
     "ocr",
@@ -81,6 +90,7 @@ def read_config() -> config_lib.ExperimentConfig:
         "about."
       )
     return launch_flags.read_config()
+  require_paths()
   is_default = f.config is None
   if is_default:
     platform = "cpu" if platforms.expected() == "cpu" else "gpu"
@@ -93,6 +103,26 @@ def read_config() -> config_lib.ExperimentConfig:
   return config_lib.changed(
     config, retrieval={"kind": "index", "index": index_folder}
   )
+
+
+def require_paths() -> None:
+  """Checks what `--documents` and `--ocr` name, before anything that lasts.
+
+  Raises:
+    ValueError: a path or a program is missing.
+  """
+  f = flags.FLAGS
+  for given_path in f.documents:
+    path = os.path.expanduser(given_path)
+    if not os.path.lexists(path) and not glob.glob(path, recursive=True):
+      raise ValueError(
+        f"documents: found nothing at {given_path}, expected a file, a folder "
+        "or a glob such as 'notes/**/*.md'."
+      )
+  if "ocr" in f and f.ocr:
+    from anysearch_jax.retrieval.documents import ocr
+
+    ocr.Command(f.ocr)
 
 
 def _within_context(
@@ -155,7 +185,9 @@ def _settings() -> folder.Settings:
   from anysearch_jax.retrieval.documents import folder
 
   f = flags.FLAGS
-  return folder.Settings(ocr=f.ocr, follow_links=f.follow_links)
+  return folder.Settings(
+    ocr=f.ocr, follow_links=f.follow_links, ignored_files=f.ignored_files
+  )
 
 
 def followed(
@@ -200,10 +232,13 @@ def summary_lines(
   ]
   contents = f"{summary.files} files, {summary.passages} passages in {index}"
   yield f"{contents} ({', '.join(changes) or 'as before'})"
-  if summary.ignored:
-    kinds = collections.Counter(summary.ignored).most_common(_LISTED)
-    ignored = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    yield f"left out, of other kinds: {ignored}"
+  counts = collections.Counter(summary.ignored).most_common()
+  counts.sort(key=lambda pair: pair[0].startswith("."))  # Endings come last.
+  left_out = [f"{count} {reason}" for reason, count in counts[:_REASONS]]
+  if unlisted := sum(count for _, count in counts[_REASONS:]):
+    left_out.append(f"{unlisted} more")
+  if left_out:
+    yield f"left out: {', '.join(left_out)}"
   for path, reason in summary.skipped[:max_skipped]:
     yield f"skipped {terminal.printable(path)}: {terminal.printable(reason)}"
   if (unlisted := len(summary.skipped) - max_skipped) > 0:

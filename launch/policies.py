@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import json_files, loop, plugins
+from anysearch_jax.host import json_files, loop, plugins, redaction
 from anysearch_jax.launch import documents, parts, retrievers, shipped, stopping
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
@@ -24,6 +25,12 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.rollout import endpoints
 
 _KINDS = ("hf", "checkpoint", "scripted")
+# The value of --scripted that is no policy but a way to ask one.
+_PLAIN_RETRIEVAL = "rag"
+# Of a server's context; tokens are counted by an estimate.
+_CONTEXT_SHARE = 0.9
+# Where OpenAI's own clients find the address of a server.
+_BASE_URL = "OPENAI_BASE_URL"
 
 
 class PolicyChoice(typing.NamedTuple):
@@ -64,7 +71,8 @@ def define_flags() -> None:
     "openai",
     None,
     "Address of a server with OpenAI's interface, such as "
-    "http://127.0.0.1:11434/v1, whose model is the policy.",
+    "http://127.0.0.1:11434/v1, whose model is the policy; default: "
+    "OPENAI_BASE_URL, if nothing else names a policy.",
   )
   flags.DEFINE_string(
     "openai_model",
@@ -85,13 +93,21 @@ def define_flags() -> None:
     "Environment variable with the key; default: OPENAI_API_KEY if it is set "
     "and the address is https.",
   )
+  flags.DEFINE_bool(
+    "search_first",
+    None,
+    "Over documents, search for the question itself first, and ask the model "
+    "in short prompts for further queries and the answer; default: if the "
+    "server says that the model has fewer than 1.5 billion parameters.",
+  )
   launch_flags.define_prices("a budget of dollars is charged by them.")
   flags.DEFINE_string(
     "scripted",
     None,
     "module:function of (config, source), which returns an engine and its "
     "codec; or a policy of the generated world: optimum, "
-    "optimum:PRICE, unknown_only, everything.",
+    "optimum:PRICE, unknown_only, everything. rag: the policy of the other "
+    "flags answers from what the question itself finds (plain retrieval).",
   )
   launch_flags.define_allow_cpu()
 
@@ -117,8 +133,12 @@ def read_flags(
     ValueError: a value of the configuration is invalid.
   """
   f = flags.FLAGS
+  config = _with_prompts(config)
+  _read_base_url(config)
   choices = [
-    PolicyChoice(kind, getattr(f, kind)) for kind in _KINDS if getattr(f, kind)
+    PolicyChoice(kind, getattr(f, kind))
+    for kind in _KINDS
+    if getattr(f, kind) and getattr(f, kind) != _PLAIN_RETRIEVAL
   ]
   if f.openai:  # --hf may then name the model's tokenizer.
     choices = [PolicyChoice("openai", "?")]
@@ -141,11 +161,75 @@ def read_flags(
   retrievers.validate(config.retrieval)
   if choice.kind != "openai":
     return config, choice
+  _require_paths(config)
   opened = _open_endpoint(config)
-  config = config_lib.changed(
-    config, policy=opened.name, episode={"prompts": opened.prompts}
-  )
+  episode: dict[str, Any] = {"prompts": opened.prompts}
+  if opened.context:
+    context = min(
+      config.episode.max_context, int(_CONTEXT_SHARE * opened.context)
+    )
+    episode["max_context"] = context
+    episode["max_generated"] = min(config.episode.max_generated, context // 2)
+  config = config_lib.changed(config, policy=opened.name, episode=episode)
   return config, PolicyChoice("openai", opened.name, opened)
+
+
+def _with_prompts(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Returns the configuration with the prompts of --search_first and rag.
+
+  Raises:
+    app.UsageError: the configuration is not about documents.
+  """
+  f = flags.FLAGS
+  is_plain = f.scripted == _PLAIN_RETRIEVAL
+  if not (is_plain or f.search_first):
+    return config
+  flag = f"--scripted={_PLAIN_RETRIEVAL}" if is_plain else "--search_first"
+  if config.data.source == "world":
+    raise app.UsageError(
+      f"{flag}: found the generated world, whose questions no passage answers "
+      "as they are; expected --documents or another corpus."
+    )
+  if is_plain and f.search_first is not None:
+    raise app.UsageError(
+      f"{flag} and --search_first: expected one of them, because both search "
+      "for the question first."
+    )
+  prompts = "plain_retrieval" if is_plain else "documents_short"
+  return config_lib.changed(config, episode={"prompts": prompts})
+
+
+def _read_base_url(config: config_lib.ExperimentConfig) -> None:
+  """Takes the model at `OPENAI_BASE_URL` if nothing else names a policy."""
+  f = flags.FLAGS
+  url = os.environ.get(_BASE_URL)
+  names = ("openai", "sglang", *_KINDS)
+  values = [getattr(f, name) for name in names if getattr(f, name)]
+  if url and not config.policy and values in ([], [_PLAIN_RETRIEVAL]):
+    f["openai"].value = url
+    stopping.say(f"{_BASE_URL}: asks the model at {redaction.shown(url)}.")
+
+
+def _require_paths(config: config_lib.ExperimentConfig) -> None:
+  """Checks the paths that a model elsewhere needs, before it is asked.
+
+  Raises:
+    ValueError: a folder is missing.
+  """
+  f = flags.FLAGS
+  if f.hf and not pathlib.Path(shipped.find(f.hf)).is_dir():
+    raise ValueError(
+      f"--hf={f.hf}: found no folder, expected that of the model's tokenizer."
+    )
+  index = config.retrieval.index
+  makes_index = bool(f.documents)
+  if index and not makes_index and not pathlib.Path(index).is_dir():
+    raise ValueError(
+      f"{index}: found no folder, expected an index; `anysearch build_index` "
+      "makes one, and --documents=FOLDER keeps one of your files."
+    )
 
 
 def _open_endpoint(
@@ -160,7 +244,7 @@ def _open_endpoint(
 
   f = flags.FLAGS
   for name in ("checkpoint", "scripted", "sglang"):
-    if getattr(f, name):
+    if getattr(f, name) and getattr(f, name) != _PLAIN_RETRIEVAL:
       raise app.UsageError(
         f"--openai and --{name}: expected one of them; --hf may name the "
         "tokenizer of --openai."
@@ -171,6 +255,7 @@ def _open_endpoint(
     calls=f.openai_calls,
     tokenizer=shipped.find(f.hf) if f.hf else "",
     key_variable=f.openai_key_variable,
+    searches_first=f.search_first,
   )
   try:
     opened = endpoints.open_endpoint(
@@ -183,6 +268,8 @@ def _open_endpoint(
     raise app.UsageError(f"--openai: {error}") from error
   if opened.why:
     calls = endpoints.CALLS[opened.identity.get("calls", endpoints.COMPLETIONS)]
+    if opened.prompts == endpoints.SEARCH_FIRST:
+      calls = "the question is the first search, and it gets short prompts"
     stopping.say(f"{opened.name}: {calls} ({opened.why}).")
   return opened
 

@@ -28,7 +28,12 @@ from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, turns
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, episode_state, searching
+from anysearch_jax.rollout import (
+  driver,
+  episode_state,
+  searching,
+  short_prompts,
+)
 
 if TYPE_CHECKING:
   from anysearch_jax.rollout import endpoints
@@ -586,9 +591,6 @@ class _TellingEngine:
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples a turn, and tells its reasoning."""
-    reasoning = events.Reasoning(
-      self.codec.decode, lambda piece: self.tell(events.Thinking(piece))
-    )
     sampling = self.limits.sampling
     if sampling is not None:
       request = dataclasses.replace(
@@ -597,6 +599,12 @@ class _TellingEngine:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
       )
+    if request.stop == short_prompts.STOP:
+      # The reply is a query or the answer, which other events tell.
+      return await self.engine.generate(request)
+    reasoning = events.Reasoning(
+      self.codec.decode, lambda piece: self.tell(events.Thinking(piece))
+    )
     if self.pieces:
       request = dataclasses.replace(request, on_tokens=reasoning.add)
     turn = await self.engine.generate(request)

@@ -195,10 +195,11 @@ class ChatEngine(completions.CompletionsEngine):
     elif _CHOICE not in self.refused:
       fields |= _OFFER
       fields[_CHOICE] = "none"
-    tell = None
+    # Streams, so that the deadline is one between tokens.
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    tell = completions.ignore
     if request.on_tokens is not None:
       tell = _streamer(request.on_tokens, self._codec, tools=tools)
-      fields |= {"stream": True, "stream_options": {"include_usage": True}}
     sampling = self._sampling.for_request(request)
     with completions.engine_errors():
       reply, usage = await self._ask(

@@ -62,7 +62,7 @@ class Settings:
     language: see `building.Settings`; unused if there is an encoder. "" stands
       for the language of most passages.
     ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
-    follow_links: see `finding.find_files`.
+    follow_links, ignored_files: see `finding.find_files`.
   """
 
   tokens: int = 200
@@ -70,6 +70,7 @@ class Settings:
   language: str = ""
   ocr: str = ""
   follow_links: bool = False
+  ignored_files: bool = False
 
   def __post_init__(self):
     if not (
@@ -94,7 +95,7 @@ class Summary(NamedTuple):
     removed: number of files that are gone.
     skipped: path and reason of files and folders that cannot be read.
     partly_read: path of files in the index, and what was lost of them.
-    ignored: number of files that are not read, see `finding.FoundFiles`.
+    ignored: numbers of what is not read, see `finding.FoundFiles`.
   """
 
   files: int
@@ -187,7 +188,7 @@ def update(
     if not summary.passages:
       raise ValueError(
         f"documents: found no text in {[*map(str, paths)]} (unreadable: "
-        f"{list(summary.skipped[:3])}; of other kinds: "
+        f"{list(summary.skipped[:3])}; left out: "
         f"{dict(documents.ignored)}), expected files with text, such as .pdf, "
         ".docx, .xlsx, .html, .md or .txt."
       )
@@ -291,6 +292,7 @@ def _find(
     (*reading.READERS, *pictures),
     excluded_folder=str(folder),
     follow_links=settings.follow_links,
+    ignored_files=settings.ignored_files,
   )
 
 

@@ -92,7 +92,7 @@ def test_an_answer_in_the_form_that_was_asked_for_is_the_answer():
 def test_a_model_that_says_nothing_gives_no_answer():
   with asked("empty", mode="tags") as (answered, server):
     assert answered.answer is None
-    assert "asked once more" in answered.reason
+    assert "asked for that alone" in answered.reason
   assert server.asked[-1]["messages"][0]["content"].startswith(LAST)
 
 
