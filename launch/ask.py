@@ -165,14 +165,13 @@ def chat(
 
   Args:
     agent: answers the questions.
-    config: configuration of the agent: its context and its prices.
+    config: configuration of the agent: its prices.
     budget: the budget of each answer, until /budget changes it.
     lines: what the user types: questions, and commands that begin with "/".
   """
   from anysearch_jax.serving import fields
 
   f = flags.FLAGS
-  max_characters = 2 * config.episode.max_context
   turns: list[tuple[str, str]] = []
   documents: Iterable[Sequence[types.Passage]] = ()
   for line in lines:
@@ -194,7 +193,8 @@ def chat(
     else:
       while (
         turns
-        and sum(len(text) for _, text in turns) + len(line) > max_characters
+        and sum(len(text) for _, text in turns) + len(line)
+        > agent.history_characters
       ):
         del turns[:2]
         _say("The oldest question is left out from here on.", "budget")

@@ -224,6 +224,17 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     """Whether answers cite passages by numbers, as `[2]`."""
     return self._parts.environment.cites
 
+  @property
+  def history_characters(self) -> int:
+    """The most characters of a question and the turns before it.
+
+    They fill half of the policy's context, at four characters a token. A policy
+    that knows only the words of its world reads single questions: 0.
+    """
+    if self.refusal("user: assistant: question:") is not None:
+      return 0
+    return 2 * self._parts.config.max_context
+
   def refusal(self, text: str) -> str | None:
     """Returns why the policy cannot read a question; None if it can.
 

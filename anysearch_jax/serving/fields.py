@@ -23,7 +23,7 @@ from anysearch_jax.agent import events
 from anysearch_jax.environment import citations
 
 # No question is longer than this, about 50,000 tokens.
-_MAX_CHARACTERS = 200_000
+MAX_CHARACTERS = 200_000
 _MARK = re.compile(r"\[([0-9]+)\]")
 _MAX_STOPS = 4  # The limit of OpenAI's API.
 # Fields without an effect on an answer.
@@ -361,11 +361,11 @@ def parse_request(
     raise RequestError(
       400, "Found no question, expected a text.", code="no_question"
     )
-  if len(question) > _MAX_CHARACTERS:
+  if len(question) > MAX_CHARACTERS:
     raise RequestError(
       400,
       f"Found a question of {len(question)} characters, expected at most "
-      f"{_MAX_CHARACTERS}.",
+      f"{MAX_CHARACTERS}.",
       code="context_length_exceeded",
     )
   model = served.model if request.model is None else request.model
