@@ -153,6 +153,7 @@ def _serve_http(
   log.setLevel(logging.INFO)
   log.propagate = False
   from anysearch_jax.launch import agents
+  from anysearch_jax.retrieval.documents import originals
   from anysearch_jax.serving import fields, keys, service
 
   with contextlib.ExitStack() as stack:
@@ -184,6 +185,11 @@ def _serve_http(
         prices=agents.prices(config),
       ),
       guard=guard,
+      documents=(
+        originals.Originals(config.retrieval.index)
+        if config.retrieval.kind == "index"
+        else None
+      ),
       max_questions=f.queue,
     )
     http_server.serve(

@@ -105,10 +105,16 @@ class Episode {
       line.append(part.text.slice(end, cited.start_index));
       end = cited.end_index;
       const link = add(line, "a", "", part.text.slice(cited.start_index, end));
-      link.href = `#${this.name}-${cited.number}`;
+      const passage = `${this.name}-${cited.number}`;
+      link.href = `#${passage}`;
+      if (/^https?:/.test(cited.url)) {
+        link.href = cited.url;
+        link.target = "_blank";
+        link.rel = "noopener noreferrer";
+      }
       link.title = cited.title;
       link.addEventListener("click", () => {
-        this.steps.open = $(link.hash.slice(1)).open = true;
+        this.steps.open = $(passage).open = true;
       });
     }
     line.append(part.text.slice(end));
