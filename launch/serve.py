@@ -160,7 +160,8 @@ def _serve_http(
   log.setLevel(logging.INFO)
   log.propagate = False
   from anysearch_jax.launch import agents
-  from anysearch_jax.serving import fields, service
+  from anysearch_jax.retrieval.documents import originals
+  from anysearch_jax.serving import fields, keys, service
 
   with contextlib.ExitStack() as stack:
     guard = None
@@ -191,6 +192,11 @@ def _serve_http(
         prices=agents.prices(config),
       ),
       guard=guard,
+      documents=(
+        originals.Originals(config.retrieval.index)
+        if config.retrieval.kind == "index"
+        else None
+      ),
       max_questions=f.queue,
     )
     http_server.serve(
