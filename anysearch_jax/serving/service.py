@@ -466,6 +466,7 @@ class Service:
         sampling=request.sampling,
         tell=lambda event: put(self._counted(account, event, request.stop)),
         pieces=request.stream,
+        drafts=request.drafts,
       )
     )
     answering.add_done_callback(lambda _: put(None))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
 import time
 
+import chat_endpoint
 import chromium
 import httpx2
 import pytest
@@ -17,8 +19,10 @@ from scripted_agent import Held
 from served_agent import CONFIG, SERVED, guarding, served
 from starlette import responses, routing
 
+from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
+from anysearch_jax.rollout import chat_completions, plain_text
 from anysearch_jax.serving import service
 
 pytestmark = pytest.mark.skipif(
@@ -336,6 +340,55 @@ def test_stopped_answer_keeps_its_steps_and_can_be_asked_again(browser):
     wait(page, "document.querySelector('.text')?.innerText === 'Jane'")
     assert page.run("document.querySelectorAll('.reply').length") == 1
     assert page.run("document.querySelectorAll('.problem').length") == 0
+
+
+@pytest.mark.parametrize("mode", ["tools", "tags"])
+def test_text_is_shown_while_it_is_written_and_kept_when_stopped(browser, mode):
+  words = " ".join(f"*word{n}*" for n in range(60))
+  plain = words.replace("*", "")
+  lease = types.Passage("1", "Lease", "It ends in March.")
+  codec = plain_text.PlainText()
+  with (
+    chat_endpoint.served(mode, answer=words) as server,
+    contextlib.closing(
+      chat_completions.ChatEngine(
+        server.url,
+        codec,
+        mode=mode,
+        model="scripted",
+        sampling=config_lib.SamplingConfig(),
+        deadline=20.0,
+        concurrency=4,
+      )
+    ) as engine,
+    served(
+      agent=agent_lib.Agent(
+        engine,
+        codec,
+        scripted.Retriever({"lease end": [lease]}),
+        config=CONFIG,
+        slots=1,
+        examples=[types.Question("1", "When?", ("March",))],
+      )
+    ) as (address, _),
+  ):
+    server.faults += [chat_endpoint.Fault(), chat_endpoint.Fault(drip=0.1)]
+    page = opened(browser, address)
+    page.press("When?")
+    page.press("Enter")
+    wait(page, "document.querySelector('.text em')")
+    page.press("Escape")
+    wait(page, f"{ENDED} === 1")
+    kept = text(page, ".text").replace("*", "")
+    assert plain.startswith(kept) and 3 < len(kept) < len(plain)
+    assert text(page, ".problem") == "Stopped."
+    page.open(f"{address}/", width=1280, height=900)
+    wait(page, f"{ENDED} === 1")
+    assert text(page, ".text").replace("*", "") == kept
+    page.run(f"{BUTTON} === 'Ask again').click()")
+    wait(page, f"{ENDED} === 1 && !document.querySelector('.problem')")
+    assert text(page, ".text") == plain
+    assert not page.errors
 
 
 def test_stop_keeps_the_search_that_was_made(browser):

@@ -11,6 +11,8 @@ import {
 import { addMarkdown } from "./markdown.js";
 import { addPassageButton, addressOf, nameOf } from "./source.js";
 
+const DRAFT_MILLISECONDS = 100; // Between two looks at an unfinished answer.
+
 // Shows an answer of a conversation, and what is read into it.
 //
 // parent: the element that gets it.
@@ -27,6 +29,8 @@ export class AnswerView {
     this.summary = add(this.steps, "summary");
     this.searches = 0;
     this.passages = new Map(); // By number.
+    this.text = add(this.card, "div", "text");
+    this.text.dir = "auto";
     for (const item of answer.output) this.showItem(item);
   }
 
@@ -58,8 +62,13 @@ export class AnswerView {
     const isSearch = event.item?.type === "web_search_call";
     if (kind === "reasoning_text.delta") {
       this.readReasoning(event.delta);
+    } else if (kind === "anysearch.draft.delta") {
+      this.answer.draft += event.delta;
+      this.drafting ??= setTimeout(() => this.showDraft(), DRAFT_MILLISECONDS);
     } else if (kind === "output_item.added" && isSearch) {
       output.push(event.item);
+      this.answer.draft = "";
+      this.showDraft();
       this.showSearch(event.item);
       return `Searching for ${event.item.action.query}`;
     } else if (kind === "output_item.done" && isSearch) {
@@ -86,6 +95,13 @@ export class AnswerView {
     }
     output.at(-1).content[0].text += delta;
     this.reasoning.append(visible(delta));
+  }
+
+  showDraft() {
+    clearTimeout(this.drafting);
+    this.drafting = undefined;
+    this.text.replaceChildren();
+    addMarkdown(this.text, this.answer.draft);
   }
 
   beginReasoning(text = "") {
@@ -117,6 +133,7 @@ export class AnswerView {
   // Shows the end of the answer: its text and sources, or the problem.
   end() {
     clearInterval(this.clock);
+    this.showDraft();
     const { answer, card } = this;
     this.steps.open = false;
     const budget = count(answer.budget, "search", "searches");
@@ -138,11 +155,10 @@ export class AnswerView {
   }
 
   showText(text) {
-    const body = add(this.card, "div", "text");
-    body.dir = "auto";
+    this.text.replaceChildren();
     const citations = citationsOf(this.answer);
     const byNumber = new Map(citations.map((cited) => [cited.number, cited]));
-    addMarkdown(body, text, (number, parent) => {
+    addMarkdown(this.text, text, (number, parent) => {
       const citation = byNumber.get(number);
       if (!citation) return false;
       this.addCitation(parent, `[${number}]`, citation, "cite");
@@ -164,7 +180,7 @@ export class AnswerView {
     const { answer, card } = this;
     const bar = add(card, "div", "bar");
     if (answer.response) add(bar, "span", "note", costOf(answer));
-    if (hasText) addCopyButton(bar, () => markdownOf(answer));
+    if (hasText || answer.draft) addCopyButton(bar, () => markdownOf(answer));
     if (answer.response) {
       addButton(bar, "Save as JSON", () => {
         const text = JSON.stringify(answer.response, null, 2);

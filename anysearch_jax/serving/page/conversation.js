@@ -3,6 +3,7 @@
 // A turn has a `question` and an answer for each budget:
 //   budget     how many searches it may cost
 //   output     what came so far, as items of the Responses API
+//   draft      what is written of its text so far
 //   response   the whole response; null before its end
 //   problem    why there is no answer, a sentence; "" without a problem
 import { count } from "./elements.js";
@@ -11,7 +12,7 @@ import { nameOf } from "./source.js";
 const STORED = "anysearch.conversation";
 
 export function newAnswer(budget) {
-  return { budget, output: [], response: null, problem: "" };
+  return { budget, output: [], draft: "", response: null, problem: "" };
 }
 
 // Returns the text of an answer with its citations; undefined without one.
@@ -47,7 +48,8 @@ export function markdownOf(answer) {
     return `- ${nameOf(citation)}${place}`;
   });
   const problem = answer.problem || "The answer is being written.";
-  const text = messageOf(answer)?.text ?? `(${problem})`;
+  const draft = [answer.draft, `(${problem})`].filter(Boolean).join("\n\n");
+  const text = messageOf(answer)?.text ?? draft;
   return [text, sources.join("\n")].filter(Boolean).join("\n\n");
 }
 

@@ -53,6 +53,7 @@ async function fill(turn, view, signal) {
     note.textContent =
       count(leftOut, "question is", "questions are") +
       " left out of the conversation: the model has no room for more.";
+    view.card.prepend(note);
   }
   view.begin();
   try {

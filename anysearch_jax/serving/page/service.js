@@ -26,6 +26,7 @@ export async function* answerEvents(messages, budget, key, signal) {
     input: messages,
     max_tool_calls: budget,
     stream: true,
+    stream_options: { include_draft: true },
   });
   const request = { method: "POST", headers, body, signal };
   const response = await admitted("v1/responses", request);
