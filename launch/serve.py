@@ -1,7 +1,7 @@
 r"""Serves a policy: over HTTP to OpenAI's clients, or to MCP clients.
 
     python -m launch.serve --config=configs/quickstart.py --port=8400
-    python -m launch.serve --documents=my_notes --openai=URL --openai_model=NAME
+    python -m launch.serve --documents=my_notes
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
 token budget; anysearch_jax/serving/service.py lists the paths. The server is
@@ -119,7 +119,9 @@ def main(argv: Sequence[str]) -> None:
     return
   if f.http and not f.mcp:
     raise app.UsageError("--http goes with --mcp.")
-  config, choice = policies.read_flags(documents.read_config())
+  config, choice = policies.read_flags(
+    documents.read_config(), finds_servers=True
+  )
   if f.mcp:
     _serve_mcp(config, choice)
     # Python and XLA tear down for seconds, and a client kills its server two

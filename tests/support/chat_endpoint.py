@@ -260,16 +260,16 @@ def served(
     answer: its answer, or a function of the question's body.
     settings: `faults` of the first questions; `models` that it has; its
       `routes`; fields that are `refused` with 400; whether it `streams`; the
-      `key` that it expects.
+      `key` that it expects; its `port`.
   """
   defaults = {"models": (NAME,), "refused": (), "streams": True, "key": ""}
-  defaults |= {"routes": ("/v1/chat/completions",), "faults": ()}
+  defaults |= {"routes": ("/v1/chat/completions",), "faults": (), "port": 0}
   server = types.SimpleNamespace(**(defaults | settings), asked=[])
   server.faults, server.reply = list(server.faults), behaviour
   if isinstance(behaviour, str):
     server.reply = _model(behaviour, queries, answer)
   listed = [{"id": name, "object": "model"} for name in server.models]
-  with web_site.Site("127.0.0.1") as site:
+  with web_site.Site("127.0.0.1", server.port) as site:
     server.site, server.url = site, f"{site.origin}/v1"
     models = _json(200, {"object": "list", "data": listed})
     site.pages["/v1/models"] = models
