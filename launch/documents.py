@@ -98,7 +98,12 @@ def read_config() -> config_lib.ExperimentConfig:
     f["config"].value = f"configs/documents.py:{preset}"
   config = launch_flags.read_config()
   if is_default and f.hf:
-    config = _within_context(config, pathlib.Path(shipped.find(f.hf)))
+    # The loader of the folder reports what is wrong with it.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+      folder_config = json_files.read(
+        pathlib.Path(shipped.find(f.hf)) / "config.json"
+      )
+      config = within_context(config, folder_config["max_position_embeddings"])
   index_folder = f.index or str(_cache_folder(f.documents))
   return config_lib.changed(
     config, retrieval={"kind": "index", "index": index_folder}
@@ -125,19 +130,14 @@ def require_paths() -> None:
     ocr.Command(f.ocr)
 
 
-def _within_context(
-  config: config_lib.ExperimentConfig, policy: pathlib.Path
+def within_context(
+  config: config_lib.ExperimentConfig, max_tokens: int
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration within the context that a policy was made for."""
-  # The loader of the folder reports what is wrong with it.
-  with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-    policy_config = json_files.read(policy / "config.json")
-    max_positions = policy_config["max_position_embeddings"]
-    context = min(max_positions, config.episode.max_context)
-    generated = min(context // 2, config.episode.max_generated)
-    limits = {"max_context": context, "max_generated": generated}
-    return config_lib.changed(config, episode=limits)
-  return config
+  context = min(max_tokens, config.episode.max_context)
+  generated = min(context // 2, config.episode.max_generated)
+  limits = {"max_context": context, "max_generated": generated}
+  return config_lib.changed(config, episode=limits)
 
 
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:

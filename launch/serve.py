@@ -1,7 +1,7 @@
 r"""Serves a policy: over HTTP to OpenAI's clients, or to MCP clients.
 
     anysearch serve --config=configs/quickstart.py --port=8400
-    anysearch serve --documents=my_notes --openai=URL --openai_model=NAME
+    anysearch serve --documents=my_notes
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
 token budget; anysearch_jax/serving/service.py lists the paths. The server is
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
   client_keys: tuple[keys.Key, ...] = ()
   if f.keys and not f.mcp:
     client_keys = keys.read(pathlib.Path(f.keys))
-  config, choice = policies.read_flags(config)
+  config, choice = policies.read_flags(config, finds_servers=True)
   if f.mcp:
     _serve_mcp(config, choice)
     # Python and XLA tear down for seconds, and a client kills its server two
