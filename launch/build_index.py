@@ -69,9 +69,10 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "kind",
     "bm25",
-    ["bm25", "flat", "faiss_file", "milvus"],
-    "bm25: words; flat: exact search over an encoder's vectors; faiss_file: an "
-    "index that FAISS wrote; milvus: a collection at --address.",
+    ["bm25", "flat", "hybrid", "faiss_file", "milvus"],
+    "bm25: words; flat: exact search over an encoder's vectors; hybrid: both, "
+    "fused; faiss_file: an index that FAISS wrote; milvus: a collection at "
+    "--address.",
   )
   flags.DEFINE_string(
     "encoder",
@@ -315,16 +316,19 @@ def _documents(
   """Makes or updates the index of documents and prints what is in it."""
   from anysearch_jax.retrieval.documents import folder
 
-  if f.kind != ("bm25" if encoder is None else "flat"):
+  kinds = ("bm25",) if encoder is None else ("flat", "hybrid")
+  if f.kind not in kinds:
     raise ValueError(
-      f"found kind {f.kind} for documents, expected bm25, or flat with "
-      "--encoder=FOLDER."
+      f"found kind {f.kind} for documents, expected bm25, or flat or hybrid "
+      "with --encoder=FOLDER."
     )
   language = f.language if f["language"].present else ""
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, language, f.ocr, f.follow_links),
+    folder.Settings(
+      f.passage, f.overlap, language, f.ocr, f.follow_links, f.kind
+    ),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),
