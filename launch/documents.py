@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import glob
 import os
 import pathlib
 import time
@@ -179,13 +178,11 @@ def require_paths() -> None:
     ValueError: a path or a program is missing.
   """
   f = flags.FLAGS
-  for given_path in f.documents:
-    path = os.path.expanduser(given_path)
-    if not os.path.lexists(path) and not glob.glob(path, recursive=True):
-      raise ValueError(
-        f"documents: found nothing at {given_path}, expected a file, a folder "
-        "or a glob such as 'notes/**/*.md'."
-      )
+  if f.documents:
+    from anysearch_jax.retrieval.documents import finding
+
+    for given_path in f.documents:
+      finding.matching_paths(given_path)
   if "ocr" in f and f.ocr:
     from anysearch_jax.retrieval.documents import ocr
 
