@@ -3,7 +3,8 @@
 Models that were not trained here, small ones above all, may use up their budget
 and their tries without an answer in the form that was asked for. They then get
 the question and the passages that they found in one short prompt, as in plain
-retrieval, and what they reply is the answer (`short_prompts`).
+retrieval, and what they reply is the answer (`short_prompts`). Text without
+tags is an answer too where no search is left.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ import dataclasses
 
 from anysearch_jax import types
 from anysearch_jax.environment import spec
-from anysearch_jax.rollout import episode, episode_state, short_prompts
+from anysearch_jax.rollout import (
+  episode,
+  episode_state,
+  short_prompts,
+  written_calls,
+)
 
 
 def add(environment: spec.Environment) -> spec.Environment:
@@ -34,6 +40,8 @@ def step(
   """
   if waiting.memory == short_prompts.ANSWER:
     return short_prompts.answered(waiting, event)
+  if isinstance(event, types.Generation) and _is_plain_answer(waiting, event):
+    return short_prompts.answered(waiting, event)
   advanced = episode.step(waiting, event)
   request = advanced.request
   if event is None or not isinstance(request, episode_state.Done):
@@ -47,3 +55,17 @@ def step(
     advanced, advanced.environment.last, memory=short_prompts.ANSWER
   )
   return asking_episode or advanced
+
+
+def _is_plain_answer(
+  waiting: episode_state.Episode, turn: types.Generation
+) -> bool:
+  """Returns whether a turn is an answer without tags, after the last search."""
+  request = waiting.request
+  assert isinstance(request, types.GenerateRequest)
+  if request.may_search or turn.finish is types.Finish.LENGTH:
+    return False
+  if waiting.environment.action(turn.text) is not None:
+    return False
+  text = short_prompts.without_reasoning(turn.text)
+  return bool(text) and not written_calls.is_call(text)

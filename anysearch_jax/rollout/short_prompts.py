@@ -35,7 +35,8 @@ _QUERY = "asked for a query"
 _QUERY_TOKENS = 48
 _LEAST_TOKENS = 32  # Of a reply, for which passages make room.
 _SLOT = re.compile(r"\{(Question|Passages)\}")
-_REASONING = re.compile(r"\A.*</think>", re.S)
+# Up to its end, or all if it has none.
+_REASONING = re.compile(r"\A(?:.*</think>|\s*<think>.*)", re.S)
 _TAGS = re.compile("</?(?:search|answer|query)>")
 # What models write around a query, and before it.
 _QUERY_QUOTES = " \t\"'`*“”"
@@ -162,7 +163,7 @@ def answered(
     event: the reply, which is the answer without reasoning and tags.
   """
   if isinstance(event, types.Generation):
-    text = _REASONING.sub("", event.text)
+    text = without_reasoning(event.text)
     tagged = protocol.last_content(text, "answer")
     answer = protocol.neutralise(text if tagged is None else tagged).strip()
     if answer:
@@ -176,6 +177,11 @@ def answered(
     return episode.finish(asking_episode, types.Outcome.FAILED, event.reason)
   reason = "The model gave no answer when it was asked for that alone."
   return episode.finish(asking_episode, types.Outcome.TRUNCATED, reason)
+
+
+def without_reasoning(text: str) -> str:
+  """Returns a reply without the reasoning before it."""
+  return _REASONING.sub("", text).strip()
 
 
 def _ask_for_answer(begun: episode_state.Episode) -> episode_state.Episode:
@@ -228,7 +234,7 @@ def _fill(
 
 def _read_query(text: str) -> str:
   """Returns the query of a reply: its first line, without what is around it."""
-  text = _TAGS.sub("", _REASONING.sub("", text)).strip()
+  text = _TAGS.sub("", without_reasoning(text)).strip()
   line = text.splitlines()[0] if text else ""
   unlabelled = _QUERY_LABEL.sub("", line.strip(_QUERY_QUOTES))
   return unlabelled.strip(_QUERY_QUOTES + ".")
