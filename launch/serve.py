@@ -346,6 +346,7 @@ if __name__ == "__main__":
       "documents",
       "openai",
       "openai_model",
+      "local",
       "hf",
       "config",
       "budget",
