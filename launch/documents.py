@@ -26,8 +26,10 @@ if TYPE_CHECKING:
   from anysearch_jax.retrieval.documents import folder
   from anysearch_jax.retrieval.index import search
 
-# Files that cannot be read, and kinds of other files, that are listed.
+# Files that cannot be read that are listed.
 _LISTED = 5
+# Reasons and endings that are listed of what is left out.
+_REASONS = 10
 # By the values of `--search`, those of `retrieval.ranking`.
 _RANKINGS = {"words": "bm25", "dense": "dense", "hybrid": "hybrid"}
 _MINUTE = 60  # Seconds.
@@ -68,19 +70,26 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
     "embeddings_key_variable",
-    "",
-    "Environment variable with the key for --embeddings; default: no key.",
+    None,
+    "Environment variable with the key for --embeddings; default: "
+    "OPENAI_API_KEY if it is set and the address is https.",
   )
   define_reading()
 
 
 def define_reading() -> None:
-  """Defines `--ocr` and `--follow_links`."""
+  """Defines `--ocr`, `--follow_links` and `--ignored_files`."""
   flags.DEFINE_bool(
     "follow_links",
     False,
     "Read files and folders outside of those of --documents to which links in "
     "them lead.",
+  )
+  flags.DEFINE_bool(
+    "ignored_files",
+    False,
+    "Read also what .gitignore files list, lock files of package managers, and "
+    "folders that these and builds write, such as node_modules.",
   )
   flags.DEFINE_string(
     "ocr",
@@ -109,6 +118,7 @@ def read_config() -> config_lib.ExperimentConfig:
         "about."
       )
     return launch_flags.read_config()
+  require_paths()
   is_default = f.config is None
   if is_default:
     platform = "cpu" if platforms.expected() == "cpu" else "gpu"
@@ -116,12 +126,17 @@ def read_config() -> config_lib.ExperimentConfig:
     f["config"].value = f"configs/documents.py:{preset}"
   config = launch_flags.read_config()
   if is_default and f.hf:
-    config = _within_context(config, pathlib.Path(shipped.find(f.hf)))
+    # The loader of the folder reports what is wrong with it.
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+      folder_config = json_files.read(
+        pathlib.Path(shipped.find(f.hf)) / "config.json"
+      )
+      config = within_context(config, folder_config["max_position_embeddings"])
   settings = {
     "kind": "index",
     "index": f.index or str(_cache_folder(f.documents)),
     "encoder": f.embeddings or config.retrieval.encoder,
-    "key_variable": f.embeddings_key_variable,
+    "key_variable": _key_variable(),
   }
   if f.search:
     settings["ranking"] = _RANKINGS[f.search]
@@ -134,6 +149,16 @@ def _has_encoder() -> bool:
   from anysearch_jax.retrieval.encoder import installed
 
   return bool(flags.FLAGS.embeddings) or installed.is_installed()
+
+
+def _key_variable() -> str:
+  """Returns the variable with the key for --embeddings, or ""."""
+  from anysearch_jax.host import openai_endpoint
+
+  f = flags.FLAGS
+  if f.embeddings_key_variable is None:
+    return openai_endpoint.default_key_variable(f.embeddings or "")
+  return f.embeddings_key_variable
 
 
 def _open_encoder() -> search.Encoder | None:
@@ -151,25 +176,38 @@ def _open_encoder() -> search.Encoder | None:
     return installed.open_encoder()
   try:
     return served.open_encoder(
-      f.embeddings, f.embeddings_model, f.embeddings_key_variable
+      f.embeddings, f.embeddings_model, _key_variable()
     )
   except (ValueError, types.RetrievalError) as error:
     raise ValueError(f"--embeddings: {error}") from error
 
 
-def _within_context(
-  config: config_lib.ExperimentConfig, policy: pathlib.Path
+def require_paths() -> None:
+  """Checks what `--documents` and `--ocr` name, before anything that lasts.
+
+  Raises:
+    ValueError: a path or a program is missing.
+  """
+  f = flags.FLAGS
+  if f.documents:
+    from anysearch_jax.retrieval.documents import finding
+
+    for given_path in f.documents:
+      finding.matching_paths(given_path)
+  if "ocr" in f and f.ocr:
+    from anysearch_jax.retrieval.documents import ocr
+
+    ocr.Command(f.ocr)
+
+
+def within_context(
+  config: config_lib.ExperimentConfig, max_tokens: int
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration within the context that a policy was made for."""
-  # The loader of the folder reports what is wrong with it.
-  with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-    policy_config = json_files.read(policy / "config.json")
-    max_positions = policy_config["max_position_embeddings"]
-    context = min(max_positions, config.episode.max_context)
-    generated = min(context // 2, config.episode.max_generated)
-    limits = {"max_context": context, "max_generated": generated}
-    return config_lib.changed(config, episode=limits)
-  return config
+  context = min(max_tokens, config.episode.max_context)
+  generated = min(context // 2, config.episode.max_generated)
+  limits = {"max_context": context, "max_generated": generated}
+  return config_lib.changed(config, episode=limits)
 
 
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:
@@ -228,7 +266,9 @@ def _settings() -> folder.Settings:
   from anysearch_jax.retrieval.documents import folder
 
   f = flags.FLAGS
-  return folder.Settings(ocr=f.ocr, follow_links=f.follow_links)
+  return folder.Settings(
+    ocr=f.ocr, follow_links=f.follow_links, ignored_files=f.ignored_files
+  )
 
 
 def followed(
@@ -273,10 +313,13 @@ def summary_lines(
   ]
   contents = f"{summary.files} files, {summary.passages} passages in {index}"
   yield f"{contents} ({', '.join(changes) or 'as before'})"
-  if summary.ignored:
-    kinds = collections.Counter(summary.ignored).most_common(_LISTED)
-    ignored = ", ".join(f"{count} {kind}" for kind, count in kinds)
-    yield f"left out, of other kinds: {ignored}"
+  counts = collections.Counter(summary.ignored).most_common()
+  counts.sort(key=lambda pair: pair[0].startswith("."))  # Endings come last.
+  left_out = [f"{count} {reason}" for reason, count in counts[:_REASONS]]
+  if unlisted := sum(count for _, count in counts[_REASONS:]):
+    left_out.append(f"{unlisted} more")
+  if left_out:
+    yield f"left out: {', '.join(left_out)}"
   for path, reason in summary.skipped[:max_skipped]:
     yield f"skipped {terminal.printable(path)}: {terminal.printable(reason)}"
   if (unlisted := len(summary.skipped) - max_skipped) > 0:
@@ -303,7 +346,7 @@ def _progress(sentence: str) -> Callable[[int, int], None]:
       return
     last_report = now
     minutes = (now - start) / done * (total - done) / _MINUTE
-    left = f", {minutes:.0f} minutes left" if minutes >= 1 else ""
-    stopping.say(f"documents: {sentence.format(done, total)}{left}")
+    outlook = f", {minutes:.0f} minutes left" if minutes >= 1 else ""
+    stopping.say(f"documents: {sentence.format(done, total)}{outlook}")
 
   return tell

@@ -269,8 +269,8 @@ class RetrievalConfig:
 
   kind: str = placement("lexical")
   """`lexical`, BM25 over the passages that the questions come with; `index`, a
-  folder of launch.build_index; `http`, a server of Search-R1's protocol; `web`,
-  a search engine; `milvus`, a collection of launch.build_index; `mcp`, a tool
+  folder of `anysearch build_index`; `http`, a server of Search-R1's protocol;
+  `web`, a search engine; `milvus`, a collection of that command; `mcp`, a tool
   of a Model Context Protocol server; otherwise `module:NAME` or
   `path/to/file.py:NAME`, a function of yours that is given the configuration
   and returns a retriever."""

@@ -115,8 +115,8 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     return identity
   except (OSError, ValueError, KeyError) as error:
     raise ValueError(
-      f"{folder}: found no finished index ({error}); build it with "
-      "launch.build_index; the same command resumes a build that was stopped."
+      f"{folder}: found no finished index ({error}); build it by "
+      "`anysearch build_index`; the same command resumes one that was stopped."
     ) from error
 
 

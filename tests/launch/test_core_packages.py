@@ -123,7 +123,7 @@ def test_what_is_missing_is_named_with_the_extra(environment, extra, arguments):
   assert done.returncode == 1
   (line,) = done.stderr.splitlines()
   assert re.fullmatch(
-    r"launch: found no package '\w+', which this command needs; pip install "
+    r"anysearch: found no package '\w+', which this command needs; pip install "
     rf"'anysearch_jax\[{extra}\]'",
     line,
   ), line

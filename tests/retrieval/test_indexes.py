@@ -188,7 +188,7 @@ def test_damage_of_a_shard_is_found(tmp_path):
   with pytest.raises(vectors.DamagedError, match="vectors-00002.npy"):
     made.rows(2)
   (tmp_path / "vectors-00000.json").unlink()
-  with pytest.raises(vectors.DamagedError, match="launch.build_index again"):
+  with pytest.raises(vectors.DamagedError, match="anysearch build_index again"):
     made.check(0)
 
 
