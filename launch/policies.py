@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import json_files, loop, plugins
+from anysearch_jax.host import json_files, loop, plugins, redaction
 from anysearch_jax.launch import (
   documents,
   local_model,
@@ -33,6 +34,12 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.rollout import endpoints
 
 _KINDS = ("hf", "checkpoint", "scripted", "local")
+# The value of --scripted that is no policy but a way to ask one.
+_PLAIN_RETRIEVAL = "rag"
+# Of a server's context; tokens are counted by an estimate.
+_CONTEXT_SHARE = 0.9
+# Where OpenAI's own clients find the address of a server.
+_BASE_URL = "OPENAI_BASE_URL"
 
 
 class PolicyChoice(typing.NamedTuple):
@@ -75,7 +82,8 @@ def define_flags() -> None:
     "openai",
     None,
     "Address of a server with OpenAI's interface, such as "
-    "http://127.0.0.1:11434/v1, whose model is the policy.",
+    "http://127.0.0.1:11434/v1, whose model is the policy; default: "
+    "OPENAI_BASE_URL, if nothing else names a policy.",
   )
   flags.DEFINE_string(
     "openai_model",
@@ -97,6 +105,13 @@ def define_flags() -> None:
     "Environment variable with the key; default: OPENAI_API_KEY if it is set "
     "and the address is https.",
   )
+  flags.DEFINE_bool(
+    "search_first",
+    None,
+    "Over documents, search for the question itself first, and ask the model "
+    "in short prompts for further queries and the answer; default: if the "
+    "server says that the model has fewer than 1.5 billion parameters.",
+  )
   flags.DEFINE_string(
     "local",
     None,
@@ -109,7 +124,8 @@ def define_flags() -> None:
     None,
     "module:function of (config, source), which returns an engine and its "
     "codec; or a policy of the generated world: optimum, "
-    "optimum:PRICE, unknown_only, everything.",
+    "optimum:PRICE, unknown_only, everything. rag: the policy of the other "
+    "flags answers from what the question itself finds (plain retrieval).",
   )
   launch_flags.define_allow_cpu()
 
@@ -140,17 +156,18 @@ def read_flags(
     ValueError: a value of the configuration is invalid.
   """
   f = flags.FLAGS
+  config = _with_prompts(config)
+  _read_base_url(config)
+  if finds_servers and (f.documents or f.index) and _lacks_policy(config):
+    served_model = local_servers.choose(f.openai_model)
+    f["openai"].value = served_model.url
+    f["openai_model"].value = served_model.name
   choices = [
-    PolicyChoice(kind, getattr(f, kind)) for kind in _KINDS if getattr(f, kind)
+    PolicyChoice(kind, getattr(f, kind))
+    for kind in _KINDS
+    if getattr(f, kind) and getattr(f, kind) != _PLAIN_RETRIEVAL
   ]
-  url = f.openai
-  model = f.openai_model
-  has_policy = url or choices or config.policy or f.sglang
-  if finds_servers and not has_policy and (f.documents or f.index):
-    served_model = local_servers.choose(model)
-    url = served_model.url
-    model = served_model.name
-  if url:  # --hf may then name the model's tokenizer.
+  if f.openai:  # --hf may then name the model's tokenizer.
     choices = [PolicyChoice("openai", "?")]
   elif not choices:
     choices = [PolicyChoice("hf", config.policy)]
@@ -172,30 +189,99 @@ def read_flags(
   retrievers.validate(config.retrieval)
   if choice.kind not in ("openai", "local"):
     return config, choice
+  _require_paths(config)
   for name in ("checkpoint", "scripted", "sglang", "local"):
-    if name != choice.kind and getattr(f, name):
+    is_other = name != choice.kind and getattr(f, name)
+    if is_other and getattr(f, name) != _PLAIN_RETRIEVAL:
       raise app.UsageError(
         f"--{choice.kind} and --{name}: expected one of them; --hf may name "
         "the tokenizer of --openai."
       )
+  url = f.openai
+  model = f.openai_model
   local = None
   if choice.kind == "local":
     local = local_model.LocalModel(choice.name, config.episode.max_context)
     url = local.url
     model = local.model
-    config = documents.within_context(config, local.context)
-    slots = min(local.slots, config.engine.slots)
-    config = config_lib.changed(config, engine={"slots": slots})
   opened = _open_endpoint(config, url=url, model=model)
-  if local:
+  if local is not None:
     # Its port differs from run to run.
     name = f"{local.model}@local"
     identity = {**opened.identity, "openai": name}
     opened = opened._replace(name=name, identity=identity)
-  config = config_lib.changed(
-    config, policy=opened.name, episode={"prompts": opened.prompts}
-  )
+  episode: dict[str, Any] = {"prompts": opened.prompts}
+  if opened.context:
+    context = min(
+      config.episode.max_context, int(_CONTEXT_SHARE * opened.context)
+    )
+    episode["max_context"] = context
+    episode["max_generated"] = min(config.episode.max_generated, context // 2)
+  config = config_lib.changed(config, policy=opened.name, episode=episode)
   return config, PolicyChoice("openai", opened.name, opened, local)
+
+
+def _with_prompts(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Returns the configuration with the prompts of --search_first and rag.
+
+  Raises:
+    app.UsageError: the configuration is not about documents.
+  """
+  f = flags.FLAGS
+  is_plain = f.scripted == _PLAIN_RETRIEVAL
+  if not (is_plain or f.search_first):
+    return config
+  flag = f"--scripted={_PLAIN_RETRIEVAL}" if is_plain else "--search_first"
+  if config.data.source == "world":
+    raise app.UsageError(
+      f"{flag}: found the generated world, whose questions no passage answers "
+      "as they are; expected --documents or another corpus."
+    )
+  if is_plain and f.search_first is not None:
+    raise app.UsageError(
+      f"{flag} and --search_first: expected one of them, because both search "
+      "for the question first."
+    )
+  prompts = "plain_retrieval" if is_plain else "documents_short"
+  return config_lib.changed(config, episode={"prompts": prompts})
+
+
+def _read_base_url(config: config_lib.ExperimentConfig) -> None:
+  """Takes the model at `OPENAI_BASE_URL` if nothing else names a policy."""
+  url = os.environ.get(_BASE_URL)
+  if url and _lacks_policy(config):
+    flags.FLAGS["openai"].value = url
+    stopping.say(f"{_BASE_URL}: asks the model at {redaction.shown(url)}.")
+
+
+def _lacks_policy(config: config_lib.ExperimentConfig) -> bool:
+  """Returns whether neither the flags nor a configuration name a policy."""
+  names = ("openai", "sglang", *_KINDS)
+  values = [getattr(flags.FLAGS, name) for name in names]
+  named_values = [value for value in values if value]
+  return not config.policy and named_values in ([], [_PLAIN_RETRIEVAL])
+
+
+def _require_paths(config: config_lib.ExperimentConfig) -> None:
+  """Checks the paths that a model elsewhere needs, before it is asked.
+
+  Raises:
+    ValueError: a folder is missing.
+  """
+  f = flags.FLAGS
+  if f.hf and not pathlib.Path(shipped.find(f.hf)).is_dir():
+    raise ValueError(
+      f"--hf={f.hf}: found no folder, expected that of the model's tokenizer."
+    )
+  index = config.retrieval.index
+  makes_index = bool(f.documents)
+  if index and not makes_index and not pathlib.Path(index).is_dir():
+    raise ValueError(
+      f"{index}: found no folder, expected an index; `anysearch build_index` "
+      "makes one, and --documents=FOLDER keeps one of your files."
+    )
 
 
 def _open_endpoint(
@@ -215,6 +301,7 @@ def _open_endpoint(
     calls=f.openai_calls,
     tokenizer=shipped.find(f.hf) if f.hf else "",
     key_variable=f.openai_key_variable,
+    searches_first=f.search_first,
   )
   try:
     opened = endpoints.open_endpoint(
@@ -227,6 +314,8 @@ def _open_endpoint(
     raise app.UsageError(f"--openai: {error}") from error
   if opened.why:
     calls = endpoints.CALLS[opened.identity.get("calls", endpoints.COMPLETIONS)]
+    if opened.prompts == endpoints.SEARCH_FIRST:
+      calls = "the question is the first search, and it gets short prompts"
     stopping.say(f"{opened.name}: {calls} ({opened.why}).")
   return opened
 

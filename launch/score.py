@@ -1,8 +1,8 @@
 r"""Scores recorded trajectories offline.
 
-    python -m launch.score --input=groups.jsonl --output=scores.jsonl \
+    anysearch score --input=groups.jsonl --output=scores.jsonl \
         [--config=configs/x.py] [--config.evaluation.scorer=official]
-    python -m launch.score --input=E/episodes.jsonl --output=E/episodes.jsonl \
+    anysearch score --input=E/episodes.jsonl --output=E/episodes.jsonl \
         --judge=http://127.0.0.1:8000/v1 --judge_model=Qwen/Qwen3-32B
 
 Each input line is one group:

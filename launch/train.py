@@ -1,7 +1,8 @@
 r"""Trains a policy by GRPO under the budget curriculum.
 
-    python -m launch.train --config=configs/quickstart.py \
+    anysearch train --config=configs/quickstart.py \
         --output=runs/quickstart/anysearch
+    anysearch train --config=my_search.py --config.seed=7 --dry_run
 
 `--reward=path/to/file.py:function` trains with a reward of your own, see
 docs/own.md. The run folder gets config.json, provenance.json, source/,
@@ -394,4 +395,19 @@ def check_agreement(
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=(
+      "config",
+      "output",
+      "method",
+      "reward",
+      "dry_run",
+      "allow_changes",
+      "grace",
+      "wandb",
+      "mlflow",
+      "threads",
+    ),
+  )

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -355,8 +354,7 @@ class QuestionFile(OwnQuestions):
     has_datasets = any(map(_names_dataset, rows))
     dataset = ""  # Each row names its own.
     if not has_datasets:
-      stem = file.name.partition(".")[0].lower()
-      dataset = re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
+      dataset = preparing.name_of_file(file)
     source = preparing.Input(file, dataset, "test")
     parts, _ = preparing.prepare([source], preparing.Settings())
     entries = [entry for part in parts.values() for entry in part.entries]

@@ -40,7 +40,7 @@ _PRIVATE = 0o700  # For the user alone.
 _NEXT = "next"
 _FILES = "files.json"
 _ROWS = f"corpus/{passages.LINES}"
-# Raised whenever a reader yields other parts of a file, or `_File` changes.
+# Raised whenever a reader yields other parts of a file, or `File` changes.
 _VERSION = 6
 # Tokens of an encoder's input that are left for the title and the headings.
 _TITLE_TOKENS = 48
@@ -62,7 +62,7 @@ class Settings:
     language: see `building.Settings`; unused if there is an encoder. "" stands
       for the language of most passages.
     ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
-    follow_links: see `finding.find_files`.
+    follow_links, ignored_files: see `finding.find_files`.
   """
 
   tokens: int = 200
@@ -70,6 +70,7 @@ class Settings:
   language: str = ""
   ocr: str = ""
   follow_links: bool = False
+  ignored_files: bool = False
 
   def __post_init__(self):
     if not (
@@ -94,7 +95,7 @@ class Summary(NamedTuple):
     removed: number of files that are gone.
     skipped: path and reason of files and folders that cannot be read.
     partly_read: path of files in the index, and what was lost of them.
-    ignored: number of files that are not read, see `finding.FoundFiles`.
+    ignored: numbers of what is not read, see `finding.FoundFiles`.
   """
 
   files: int
@@ -163,7 +164,7 @@ def update(
     next_build = folder / _NEXT
     shutil.rmtree(next_build, ignore_errors=True)
     (next_build / "corpus").mkdir(parents=True)
-    files: dict[finding.File, _File] = {}
+    files: dict[finding.File, File] = {}
     file_stamps = {file: stamp(file.path) for file in documents.files}
     unchanged = {
       file
@@ -187,7 +188,7 @@ def update(
     if not summary.passages:
       raise ValueError(
         f"documents: found no text in {[*map(str, paths)]} (unreadable: "
-        f"{list(summary.skipped[:3])}; of other kinds: "
+        f"{list(summary.skipped[:3])}; left out: "
         f"{dict(documents.ignored)}), expected files with text, such as .pdf, "
         ".docx, .xlsx, .html, .md or .txt."
       )
@@ -217,7 +218,7 @@ def update(
     return summary
 
 
-class _File(NamedTuple):
+class File(NamedTuple):
   """A file of a build; `files.json` lists the values in this order.
 
   Attributes:
@@ -237,13 +238,13 @@ class _File(NamedTuple):
   reason: str
 
 
-def stamp(path: str) -> list[int]:
+def stamp(path: str | int) -> list[int]:
   """Returns the size of a file and the time of its last change, or [].
 
   A change of its permissions counts too.
 
   Args:
-    path: the file; may be missing.
+    path: the file, which may be missing, or a descriptor of it.
   """
   try:
     status = os.stat(path)
@@ -252,14 +253,23 @@ def stamp(path: str) -> list[int]:
   return [status.st_size, status.st_ctime_ns]
 
 
+def files(build: pathlib.Path) -> list[File]:
+  """Returns the files of a build; one of a corpus has none.
+
+  Args:
+    build: folder of the build.
+  """
+  stored = json_files.read(build / _FILES, missing={"files": []})
+  return [File(*values) for values in stored["files"]]
+
+
 def stamps(build: pathlib.Path) -> dict[str, list[int]]:
   """Returns the stamp that each file of a build had, by its path.
 
   Args:
     build: folder of the build.
   """
-  rows = json_files.read(build / _FILES)["files"]
-  return {file.path: file.stamp for file in (_File(*row) for row in rows)}
+  return {file.path: file.stamp for file in files(build)}
 
 
 def is_current(
@@ -291,18 +301,19 @@ def _find(
     (*reading.READERS, *pictures),
     excluded_folder=str(folder),
     follow_links=settings.follow_links,
+    ignored_files=settings.ignored_files,
   )
 
 
 def _read_files(
   build: pathlib.Path, recipe: Mapping[str, Any]
-) -> dict[finding.File, _File]:
+) -> dict[finding.File, File]:
   """Returns the files of a build if it is intact and has the same recipe."""
   try:
     opening.read(build)
     passages.Corpus(build / "corpus").verify()
     stored = json_files.read(build / _FILES)
-    files = [_File(*values) for values in stored["files"]]
+    files = [File(*values) for values in stored["files"]]
     is_same = stored["made_by"] == recipe
   except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
     return {}
@@ -311,9 +322,7 @@ def _read_files(
   return {finding.File(file.path, file.name): file for file in files}
 
 
-def _copy_rows(
-  file_before: _File, build: pathlib.Path, out: IO[bytes]
-) -> _File:
+def _copy_rows(file_before: File, build: pathlib.Path, out: IO[bytes]) -> File:
   """Copies the rows of an unchanged file from a build."""
   start = out.tell()
   with (build / _ROWS).open("rb") as lines:
@@ -327,7 +336,7 @@ def _write_rows(
   file_stamp: list[int],
   text: reader_process.FileText,
   out: IO[bytes],
-) -> _File:
+) -> File:
   """Writes the rows of a file; one that cannot be read has none."""
   start = out.tell()
   for number, passage in enumerate(text.passages, start=1):
@@ -342,7 +351,7 @@ def _write_rows(
     line = json.dumps(row, ensure_ascii=False) + "\n"
     # The name of a file may have bytes that are not UTF-8.
     out.write(line.encode(errors="backslashreplace"))
-  return _File(
+  return File(
     path=file.path,
     name=file.name,
     stamp=file_stamp,
@@ -426,8 +435,8 @@ class _CachedEncoder:
 
 def _summary(
   documents: finding.FoundFiles,
-  files: Mapping[finding.File, _File],
-  files_before: Mapping[finding.File, _File],
+  files: Mapping[finding.File, File],
+  files_before: Mapping[finding.File, File],
 ) -> Summary:
   """Compares the files of an update with those of the previous build."""
   stamps_now = _stamps(files)
@@ -455,7 +464,7 @@ def _summary(
 
 
 def _stamps(
-  files: Mapping[finding.File, _File],
+  files: Mapping[finding.File, File],
 ) -> dict[finding.File, tuple[int, ...]]:
   """Returns the stamps of the files that have passages."""
   return {key: tuple(file.stamp) for key, file in files.items() if file.rows}

@@ -77,7 +77,7 @@ def test_json_has_citations_with_path_and_heading(notes):
   assert re.search(r"sources +│ +│ \[1\] Lease \| notes/lease.md", table)
   place = {"path": "notes/lease.md", "heading": "Lease"}
   assert row["citations"] == [
-    {"number": 1, "id": "lease.md#1", "title": '"Lease"'} | place
+    {"number": 1, "id": "lease.md#1", "title": "Lease"} | place
   ]
   assert row["documents"][0][0]["source"] == place
   assert row["refused_citations"] == [9]

@@ -163,7 +163,7 @@ def test_the_command_says_what_it_read_and_what_not(tmp_path):
   assert code == 0
   assert f"skipped {notes / 'b.txt'}: is binary, expected text\n" in told
   assert f"1 files, 1 passages in {tmp_path / 'i'} (1 added)" in told
-  assert "of other kinds: 1 .png\n" in told
+  assert "left out: 1 .png\n" in told
   # Without --update, all is read again.
   for more, counted in (["--update"], "(as before)"), ([], "(1 added)"):
     assert counted in said(f"--documents={notes}", *more)[1]
