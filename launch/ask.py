@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
       for text in questions or _typed(prompt=prompts):
         all_answered &= _ask(agent, text, budgets)
   except agent_lib.BusyError as error:
-    sys.exit(f"launch.ask: {error}")
+    sys.exit(f"anysearch ask: {error}")
   if not prompts and not all_answered:
     sys.exit(1)
 

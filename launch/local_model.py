@@ -68,7 +68,7 @@ class LocalModel:
     bound = [sys.executable, "-I", parent_bound.__file__, str(os.getpid())]
     part = supervisor.Part(
       _PROGRAM,
-      tuple(bound + [program, "--jinja", "--no-webui"] + words),
+      tuple(bound + [program, "--jinja"] + words),
       # The libraries of the package are beside the program.
       env={"LD_LIBRARY_PATH": _library_path(program)},
       health=f"{origin}/health",

@@ -158,16 +158,19 @@ def read_flags(
   f = flags.FLAGS
   config = _with_prompts(config)
   _read_base_url(config)
-  if finds_servers and (f.documents or f.index) and _lacks_policy(config):
-    served_model = local_servers.choose(f.openai_model)
-    f["openai"].value = served_model.url
-    f["openai_model"].value = served_model.name
   choices = [
     PolicyChoice(kind, getattr(f, kind))
     for kind in _KINDS
     if getattr(f, kind) and getattr(f, kind) != _PLAIN_RETRIEVAL
   ]
-  if f.openai:  # --hf may then name the model's tokenizer.
+  url = f.openai
+  model = f.openai_model
+  has_policy = url or choices or config.policy or f.sglang
+  if finds_servers and not has_policy and (f.documents or f.index):
+    served_model = local_servers.choose(model)
+    url = served_model.url
+    model = served_model.name
+  if url:  # --hf may then name the model's tokenizer.
     choices = [PolicyChoice("openai", "?")]
   elif not choices:
     choices = [PolicyChoice("hf", config.policy)]
@@ -191,33 +194,29 @@ def read_flags(
     return config, choice
   _require_paths(config)
   for name in ("checkpoint", "scripted", "sglang", "local"):
-    is_other = name != choice.kind and getattr(f, name)
-    if is_other and getattr(f, name) != _PLAIN_RETRIEVAL:
+    value = getattr(f, name)
+    if value and name != choice.kind and value != _PLAIN_RETRIEVAL:
       raise app.UsageError(
         f"--{choice.kind} and --{name}: expected one of them; --hf may name "
         "the tokenizer of --openai."
       )
-  url = f.openai
-  model = f.openai_model
   local = None
   if choice.kind == "local":
     local = local_model.LocalModel(choice.name, config.episode.max_context)
     url = local.url
     model = local.model
   opened = _open_endpoint(config, url=url, model=model)
-  if local is not None:
+  if local:
     # Its port differs from run to run.
     name = f"{local.model}@local"
     identity = {**opened.identity, "openai": name}
     opened = opened._replace(name=name, identity=identity)
-  episode: dict[str, Any] = {"prompts": opened.prompts}
   if opened.context:
-    context = min(
-      config.episode.max_context, int(_CONTEXT_SHARE * opened.context)
-    )
-    episode["max_context"] = context
-    episode["max_generated"] = min(config.episode.max_generated, context // 2)
-  config = config_lib.changed(config, policy=opened.name, episode=episode)
+    context = int(_CONTEXT_SHARE * opened.context)
+    config = documents.within_context(config, context)
+  config = config_lib.changed(
+    config, policy=opened.name, episode={"prompts": opened.prompts}
+  )
   return config, PolicyChoice("openai", opened.name, opened, local)
 
 
@@ -250,18 +249,13 @@ def _with_prompts(
 
 def _read_base_url(config: config_lib.ExperimentConfig) -> None:
   """Takes the model at `OPENAI_BASE_URL` if nothing else names a policy."""
+  f = flags.FLAGS
   url = os.environ.get(_BASE_URL)
-  if url and _lacks_policy(config):
-    flags.FLAGS["openai"].value = url
-    stopping.say(f"{_BASE_URL}: asks the model at {redaction.shown(url)}.")
-
-
-def _lacks_policy(config: config_lib.ExperimentConfig) -> bool:
-  """Returns whether neither the flags nor a configuration name a policy."""
   names = ("openai", "sglang", *_KINDS)
-  values = [getattr(flags.FLAGS, name) for name in names]
-  named_values = [value for value in values if value]
-  return not config.policy and named_values in ([], [_PLAIN_RETRIEVAL])
+  values = [getattr(f, name) for name in names if getattr(f, name)]
+  if url and not config.policy and values in ([], [_PLAIN_RETRIEVAL]):
+    f["openai"].value = url
+    stopping.say(f"{_BASE_URL}: asks the model at {redaction.shown(url)}.")
 
 
 def _require_paths(config: config_lib.ExperimentConfig) -> None:

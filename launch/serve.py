@@ -297,7 +297,7 @@ def _serve_stdio(
 
   def check(future: concurrent.futures.Future[agent_lib.Agent]) -> None:
     if error := future.exception():
-      stopping.say(f"launch.serve: {error}")
+      stopping.say(f"anysearch serve: {error}")
       os._exit(1)
 
   agent.add_done_callback(check)

@@ -31,14 +31,14 @@ T = TypeVar("T")
 BUSY = (408, 425, 429, 502, 503, 504)
 _CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
-# Addresses of this machine, which no proxy reaches.
-_DIRECT = {
-  f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")
-}
 _LONGEST_ANSWER = 3600.0  # Seconds for which parts of streams renew deadlines.
 # Of the deadline between two parts of a stream, after which it counts as ended;
 # less than all, so that no deadline above this one passes first.
 _STALL_SHARE = 0.95
+# Addresses of this machine, which no proxy reaches.
+_DIRECT = {
+  f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")
+}
 _LONGEST_PAUSE = 5.0  # Seconds between two attempts, before the jitter.
 # Limits on the characters that an error message quotes: of the service's own
 # error, and of a value in an answer.
