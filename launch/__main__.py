@@ -47,6 +47,8 @@ def main() -> None:
   """Replaces this process by the command that `sys.argv` names."""
   stopping.keep_output()
   requested, *arguments = sys.argv[1:] or ["--help"]
+  if requested == "help" and arguments:
+    requested, arguments = arguments[0], ["--help"]
   if requested in ("--help", "-h", "help"):
     print(usage())
     return

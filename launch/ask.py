@@ -1,12 +1,12 @@
 r"""Asks a policy questions under a search budget.
 
-    anysearch ask --documents=my_notes --openai=URL --openai_model=NAME \
-        --budget=2 "When does the lease end?"
+    anysearch ask --documents=my_notes --budget=2 "When does the lease end?"
     anysearch ask --config=configs/quickstart.py --budget=3 "QUESTION"
     anysearch chat --documents=my_notes --openai=URL --openai_model=NAME
     anysearch chat --config=configs/quickstart.py --budget=3
 
---documents names files and folders of your own, see `launch.documents`.
+--documents names files and folders of your own, see `launch.documents`. Without
+a flag for the policy, servers of this machine are asked for a model.
 
 Without a question it reads one from each line of the terminal or the pipe, and
 in the generated world it begins with some that can be asked. It shows the
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> None:
       budgets = (budgets_lib.parse(f.budget, config.evaluation.prices),)
     except ValueError as error:
       raise app.UsageError(f"--budget={f.budget}: {error}") from error
-  config, choice = policies.read_flags(config)
+  config, choice = policies.read_flags(config, finds_servers=True)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.agent import agent as agent_lib
   from anysearch_jax.launch import agents
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
       for text in questions or _typed(prompt=prompts):
         all_answered &= _ask(agent, text, budgets)
   except agent_lib.BusyError as error:
-    sys.exit(f"launch.ask: {error}")
+    sys.exit(f"anysearch ask: {error}")
   if not prompts and not all_answered:
     sys.exit(1)
 

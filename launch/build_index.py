@@ -69,9 +69,10 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "kind",
     "bm25",
-    ["bm25", "flat", "faiss_file", "milvus"],
-    "bm25: words; flat: exact search over an encoder's vectors; faiss_file: an "
-    "index that FAISS wrote; milvus: a collection at --address.",
+    ["bm25", "flat", "hybrid", "faiss_file", "milvus"],
+    "bm25: words; flat: exact search over an encoder's vectors; hybrid: both, "
+    "fused; faiss_file: an index that FAISS wrote; milvus: a collection at "
+    "--address.",
   )
   flags.DEFINE_string(
     "encoder",
@@ -318,10 +319,11 @@ def _documents(
   """Makes or updates the index of documents and prints what is in it."""
   from anysearch_jax.retrieval.documents import folder
 
-  if f.kind != ("bm25" if encoder is None else "flat"):
+  kinds = ("bm25",) if encoder is None else ("flat", "hybrid")
+  if f.kind not in kinds:
     raise ValueError(
-      f"found kind {f.kind} for documents, expected bm25, or flat with "
-      "--encoder=FOLDER."
+      f"found kind {f.kind} for documents, expected bm25, or flat or hybrid "
+      "with --encoder=FOLDER."
     )
   language = f.language if f["language"].present else ""
   summary = folder.update(
@@ -334,6 +336,7 @@ def _documents(
       ocr=f.ocr,
       follow_links=f.follow_links,
       ignored_files=f.ignored_files,
+      kind=f.kind,
     ),
     encoder=encoder,
     afresh=not f.update,

@@ -8,7 +8,7 @@ r"""Evaluates a policy under several budgets on held-out questions.
         --openai=URL --openai_model=NAME --output=evaluations/mine
 
 Plays all questions with all budgets and seeds in one pass. Writes
-episodes.jsonl, one episode per line, which `launch.report` reads, and
+episodes.jsonl, one episode per line, which `anysearch report` reads, and
 config.json, provenance.json and summary.json beside it. If the command is
 killed or episodes fail (it exits with 1), running it again plays what is
 missing. See docs/evaluation.md.

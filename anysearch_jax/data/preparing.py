@@ -459,7 +459,7 @@ def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
   ids = {id_ for values in lacking for id_ in values["gold_doc_ids"]}
   sentence = (
     "found no passage, expected an id and contents, as in corpora of "
-    "launch.build_index."
+    "anysearch build_index."
   )
   passages: dict[str, dict[str, str]] = {}
 

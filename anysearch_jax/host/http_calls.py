@@ -35,6 +35,10 @@ _LONGEST_ANSWER = 3600.0  # Seconds for which parts of streams renew deadlines.
 # Of the deadline between two parts of a stream, after which it counts as ended;
 # less than all, so that no deadline above this one passes first.
 _STALL_SHARE = 0.95
+# Addresses of this machine, which no proxy reaches.
+_DIRECT = {
+  f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")
+}
 _LONGEST_PAUSE = 5.0  # Seconds between two attempts, before the jitter.
 # Limits on the characters that an error message quotes: of the service's own
 # error, and of a value in an answer.
@@ -130,7 +134,8 @@ class Caller:
     largest_bytes: limit on the size of an answer.
     retried_statuses: HTTP statuses after which a call is tried again.
     price: dollars, added to `counters["cost"]` for each call that is answered.
-    proxies: whether to use the proxies that the environment names.
+    proxies: whether to use the proxies that the environment names, except for
+      addresses of this machine.
     transport: replaces the network, for tests.
 
   `counters` holds the number of `requests` sent, how many of them were
@@ -173,6 +178,7 @@ class Caller:
       ),
       limits=httpx2.Limits(max_connections=patience.concurrency),
       trust_env=self.proxies and self.transport is None,
+      mounts=_DIRECT,
       transport=self.transport,
     )
     # The deadlines of calls in progress; None once this is closed.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import httpx2
+import pydantic
 
 from anysearch_jax import types
 from anysearch_jax.host import http_calls, turns
@@ -18,6 +19,14 @@ _SIZE_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _FACT_SECONDS = 3.0  # For each thing that a server says of itself.
 
 T = TypeVar("T")
+
+
+class _Embedding(pydantic.BaseModel):
+  index: pydantic.StrictInt
+  embedding: list[pydantic.FiniteFloat]
+
+
+_EMBEDDINGS = pydantic.TypeAdapter(list[_Embedding])
 
 
 class Usage(NamedTuple):
@@ -42,7 +51,7 @@ class ServedModel(NamedTuple):
 
 
 class OpenAIEndpoint:
-  """One route of a server with OpenAI's interface: one choice, and its usage.
+  """One route of a server with OpenAI's interface.
 
   https://platform.openai.com/docs/api-reference/completions
 
@@ -147,6 +156,32 @@ class OpenAIEndpoint:
       {"model": model, "messages": messages, **limits},
       lambda choice: http_calls.text_of(choice["message"]["content"]),
       expected="a text at choices[0].message.content",
+    )
+
+  async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
+    """Returns a vector for each text; raises as `ask`.
+
+    https://platform.openai.com/docs/api-reference/embeddings
+    """
+
+    def read(value: Any) -> list[list[float]]:
+      data = value.get("data") if isinstance(value, Mapping) else None
+      try:
+        entries = _EMBEDDINGS.validate_python(data)
+      except pydantic.ValidationError:
+        entries = []
+      vectors = {entry.index: entry.embedding for entry in entries}
+      if sorted(entry.index for entry in entries) != list(range(len(texts))):
+        raise self._caller.unexpected(
+          self.url,
+          value,
+          f"an embedding for each of {len(texts)} texts",
+        )
+      return [vectors[i] for i in range(len(texts))]
+
+    request = {"model": model, "input": texts, "encoding_format": "float"}
+    return await self._caller.ask(
+      "POST", self.url, content=http_calls.body(request), read=read
     )
 
   async def ask(

@@ -41,7 +41,7 @@ class Writer:
   last = b"data: [DONE]\n\n"
 
   def __init__(self, request: fields.ParsedRequest, served: fields.Served):
-    self._cites = served.cites
+    self._served = served
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
     self._created = int(time.time())
     self._request = request
@@ -55,7 +55,7 @@ class Writer:
     """Yields the chunks of an event."""
     if isinstance(event, events.Answer):
       self._reply = event.reply
-      delta = _message(event.reply, self._cites)
+      delta = _message(event.reply, self._served)
       del delta["role"]  # Clients join the roles of all chunks.
       yield self._chunk(delta)
       last = self._chunk({}, finish=_finish(event.reply))
@@ -78,7 +78,7 @@ class Writer:
     *_, last = answer_events
     assert isinstance(last, events.Answer)  # Every question ends with it.
     reply = last.reply
-    message = _message(reply, self._cites)
+    message = _message(reply, self._served)
     message["reasoning_content"] = "".join(map(_reasoning, answer_events))
     choice: dict[str, Any] = {"message": message, "anysearch": reply.record()}
     completion = self._values("chat.completion", choice, _finish(reply))
@@ -115,8 +115,8 @@ def _reasoning(event: events.Event) -> str:
   return ""
 
 
-def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
-  citations = fields.url_citations(reply, cites=cites)
+def _message(reply: events.Reply, served: fields.Served) -> dict[str, Any]:
+  citations = fields.url_citations(reply, served)
   return {
     "role": "assistant",
     "content": reply.answer,

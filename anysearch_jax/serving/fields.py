@@ -11,7 +11,7 @@ import math
 import re
 import urllib.parse
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -133,6 +133,13 @@ def refuse(
   return RequestError(status, message, param=param, code=code)
 
 
+def url_of(passage: types.Passage) -> str:
+  """Returns the URL of a passage: its id, if that is one, or a URN."""
+  if passage.id.startswith(("http://", "https://")):
+    return passage.id
+  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Served:
   """The model that a service offers, with its defaults and limits.
@@ -146,6 +153,7 @@ class Served:
     sampling: default temperature, top-p and top-k.
     prices: prices by which a budget of dollars is charged.
     cites: whether answers cite passages as `[2]`, taken from the agent.
+    url_of: returns the URL of a passage for the client of a request.
   """
 
   model: str
@@ -156,6 +164,7 @@ class Served:
   sampling: config_lib.SamplingConfig = config_lib.SamplingConfig()
   prices: budgets.Prices = budgets.NO_CAPS.prices
   cites: bool = False
+  url_of: Callable[[types.Passage], str] = url_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -538,37 +547,35 @@ def conversation(
   return "\n".join([*earlier, f"question: {last}"])
 
 
-def url_of(passage: types.Passage) -> str:
-  """Returns the URL of a passage: its id, if that is one, or a URN."""
-  if passage.id.startswith(("http://", "https://")):
-    return passage.id
-  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
-
-
-def url_citations(reply: events.Reply, *, cites: bool) -> list[dict[str, Any]]:
+def url_citations(reply: events.Reply, served: Served) -> list[dict[str, Any]]:
   """Returns the citations of an answer.
 
-  With `cites` there is one for each mark such as `[2]`, with the number and the
-  place in the document. Otherwise there is one for each passage that was shown:
-  the policy has read it, but it need not support the answer.
+  If the agent cites, there is one for each mark such as `[2]`, with the number
+  and the place in the document. Otherwise there is one for each passage that
+  was shown: the policy has read it, but it need not support the answer.
   """
   text = reply.answer or ""
-  if not cites:
+  if not served.cites:
     by_url = {url_of(p): p for passages in reply.documents for p in passages}
-    return [_annotation(passage, 0, len(text)) for passage in by_url.values()]
+    return [
+      _annotation(passage, served, 0, len(text)) for passage in by_url.values()
+    ]
   passages = dict(reply.citations)
   return [
-    _annotation(passages[int(mark[1])], *mark.span()) | {"number": int(mark[1])}
+    _annotation(passages[int(mark[1])], served, *mark.span())
+    | {"number": int(mark[1])}
     for mark in _MARK.finditer(text)
     if int(mark[1]) in passages
   ]
 
 
-def _annotation(passage: types.Passage, start: int, end: int) -> dict[str, Any]:
+def _annotation(
+  passage: types.Passage, served: Served, start: int, end: int
+) -> dict[str, Any]:
   """Returns a citation of a passage by a part of an answer."""
   values = {
     "type": "url_citation",
-    "url": url_of(passage),
+    "url": served.url_of(passage),
     "title": citations.title(passage),
     "start_index": start,
     "end_index": end,

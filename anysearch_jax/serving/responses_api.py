@@ -169,12 +169,12 @@ class Writer:
   def _found(self, event: events.Found) -> Iterator[Item]:
     item = self._items[-1]
     item["status"] = "completed"
-    item["action"]["sources"] = [
-      {"type": "url", "url": fields.url_of(passage)}
-      for passage in event.passages
-    ]
+    urls = [self._served.url_of(passage) for passage in event.passages]
+    item["action"]["sources"] = [{"type": "url", "url": url} for url in urls]
     # OpenAI's own item has no texts; clients ignore fields they do not know.
     item["results"] = citations.passage_values(event.passages)
+    for result, url in zip(item["results"], urls, strict=True):
+      result["url"] = url
     for result, number in zip(item["results"], event.numbers, strict=False):
       result["number"] = number
     yield self._part("response.web_search_call.completed", indexed=False)
@@ -199,7 +199,7 @@ class Writer:
     }
     yield from self._begin("msg", "message", part, role="assistant")
     part["text"] = text
-    part["annotations"] = fields.url_citations(reply, cites=self._served.cites)
+    part["annotations"] = fields.url_citations(reply, self._served)
     yield self._part("response.output_text.delta", delta=text, logprobs=[])
     for index, annotation in enumerate(part["annotations"]):
       yield self._part(

@@ -6,6 +6,7 @@
     GET  /v1/models             the policy's name
     GET  /v1/models/{model}     the same, by its name
     GET  /examples              questions that can be asked
+    GET  /documents/{name}      a file of the index, as answers cite it
     GET  /health                200, or 503 while the service drains
     GET  /metrics               for Prometheus
 
@@ -13,7 +14,7 @@ Errors have OpenAI's form:
 
     400   a field cannot be honoured
     401   the key is missing or unknown
-    404   unknown model or path
+    404   unknown model or path; a document that is gone or changed
     408   the body came too slowly
     413   the body is too large
     429   the key has too many requests, or used up its day
@@ -45,7 +46,14 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.host import http_server, loop
-from anysearch_jax.serving import chat_api, fields, keys, responses_api
+from anysearch_jax.retrieval.documents import originals as originals_lib
+from anysearch_jax.serving import (
+  chat_api,
+  fields,
+  keys,
+  originals,
+  responses_api,
+)
 
 _log = logging.getLogger(__name__)
 _STOPPING = "The service stops; ask another one, or later."
@@ -263,6 +271,7 @@ class Service:
     agent: answers the questions.
     served: the model, with defaults and limits of requests.
     guard: admits keys; None admits everybody.
+    documents: the files of the agent's index; None if it has none.
     max_questions: limit of the questions that run or wait at a time; 0: eight
       times the agent's slots.
     locked: whether every client needs a key.
@@ -273,6 +282,7 @@ class Service:
   served: fields.Served
   _: dataclasses.KW_ONLY
   guard: keys.Guard | None = None
+  documents: originals_lib.Originals | None = None
   max_questions: int = 0
   draining: bool = False
 
@@ -282,6 +292,9 @@ class Service:
     self._metrics = _Metrics(self.agent)
     self._running = 0
     self.locked = self.guard is not None
+    self.links: originals.Links | None = None
+    if self.documents is not None:
+      self.links = originals.Links(self.documents, self.guard)
 
   def drain(self, seconds: float) -> None:
     """Refuses new questions; those under way get 503 after `seconds`."""
@@ -379,7 +392,15 @@ class Service:
     if refusal is not None:
       raise fields.RequestError(400, refusal, code="unknown_words")
     self._begin(account, key, request)
-    writer = api.Writer(request, self.served)
+    served = self.served
+    if self.links is not None:
+      served = dataclasses.replace(
+        served,
+        url_of=functools.partial(
+          self.links.url, request=http_request, key=account.key
+        ),
+      )
+    writer = api.Writer(request, served)
     if request.stream:
       return _EventStream(
         self._chunks(writer, account, request),
@@ -567,6 +588,11 @@ def create_app(service: Service) -> applications.Starlette:
     routing.Route("/health", service.health),
     routing.Route("/metrics", service.metrics),
     *_page_routes(),
+    *(
+      [routing.Route(f"{originals.PATH}{{name:path}}", service.links.respond)]
+      if service.links
+      else []
+    ),
   ]
   paths = ", ".join(route.path_format for route in routes)
 

@@ -86,7 +86,7 @@ def test_command_gets_its_arguments_and_keeps_its_name_in_errors():
     *("-m", "anysearch_jax.launch", "build-index", "--corpus=x", "--korpus=y")
   )
   assert done.returncode == 2 and not done.stdout
-  assert done.stderr.startswith("launch.build_index: ")
+  assert done.stderr.startswith("anysearch build_index: ")
   assert "'korpus'" in done.stderr
 
 

@@ -74,6 +74,14 @@ def test_full_help_lists_every_flag_and_the_short_one_survives_a_closed_pipe():
   closed.wait(60)
 
 
+def test_help_about_a_command_is_its_help():
+  texts = {
+    source_tree.python("-m", "anysearch_jax.launch", *words).stdout
+    for words in (("help", "init"), ("init", "--help"), ("init", "-h"))
+  }
+  assert len(texts) == 1 and "usage: anysearch init" in texts.pop()
+
+
 def test_help_as_an_argument_is_an_argument(tmp_path):
   done = source_tree.python("-m", "launch.list", "--", "--help")
   assert done.returncode == 2 and "Found '--help'" in done.stderr

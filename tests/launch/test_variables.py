@@ -206,7 +206,9 @@ def test_json_is_whole_or_absent_and_titles_have_no_quotes(tmp_path):
   done = asked(tmp_path, "--documents=nowhere", NOBODY, "--json", "x")
   assert done.returncode == 1 and done.stdout == ""
   (sentence,) = done.stderr.splitlines()
-  assert sentence.startswith("launch.ask: documents: found nothing at nowhere")
+  assert sentence.startswith(
+    "anysearch ask: documents: found nothing at nowhere"
+  )
 
 
 def test_a_warning_is_a_sentence(tmp_path):
@@ -217,6 +219,29 @@ def test_a_warning_is_a_sentence(tmp_path):
   warnings = [x for x in done.stderr.splitlines() if "from now on" in x]
   assert warnings and all(x.startswith("warning: ") for x in warnings)
   assert not re.search(r"^[WE]\d{4} ", done.stderr, re.MULTILINE)
+
+
+_COMMAND = """
+from absl import logging
+from anysearch_jax.launch import flags
+
+flags.run(
+  lambda argv: logging.warning("It \\x1b[2J is late."), plain_log={plain}
+)
+"""
+
+
+@pytest.mark.parametrize(
+  ("plain", "line"),
+  [
+    (True, r"warning: It \ufffd\[2J is late\."),
+    (False, r"W\d{4} \d\d:\d\d:\d\d\.\d+ .*\] It .* is late\."),
+  ],
+)
+def test_commands_that_run_for_long_keep_time_and_place(plain, line):
+  code = _COMMAND.format(plain=plain)
+  done = source_tree.python("-c", code, check=True)
+  assert re.fullmatch(line, done.stderr.strip()), done.stderr
 
 
 _COLOUR = re.compile(r"\x1b\[(?:\d+;)*(3[0-8]|9[0-7])[;m]")

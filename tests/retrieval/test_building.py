@@ -312,7 +312,7 @@ def test_the_command_builds_and_says_what_is_wrong(tmp_path, capsys):
   assert sorted(ids) == ["0", "1", "2", "3", "4"]
   cases.write(source, 5, extra=["nothing"])
   ended = commands.run(*command, f"--output={tmp_path / 'j'}")
-  assert "launch.build_index: " in ended and "line 6" in ended
+  assert "anysearch build_index: " in ended and "line 6" in ended
 
 
 @pytest.mark.parametrize("source_flag", ["corpus", "documents"])

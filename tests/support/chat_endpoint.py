@@ -271,11 +271,12 @@ def served(
     settings: `faults` of the first questions; `models` that it has; its
       `routes`; fields that are `refused` with 400; whether it `streams`; the
       `key` that it expects; the `facts` of its models beside their names; the
-      `props` that it tells of itself; how many questions it `plays` at a time.
+      `props` that it tells of itself; how many questions it `plays` at a time;
+      its `port`.
   """
   defaults = {"models": (NAME,), "refused": (), "streams": True, "key": ""}
   defaults |= {"routes": ("/v1/chat/completions",), "faults": ()}
-  defaults |= {"facts": {}, "props": None, "plays": 100}
+  defaults |= {"facts": {}, "props": None, "plays": 100, "port": 0}
   server = types.SimpleNamespace(**(defaults | settings), asked=[])
   server.faults, server.reply = list(server.faults), behaviour
   if isinstance(behaviour, str):
@@ -284,7 +285,7 @@ def served(
   listed = [
     {"id": name, "object": "model", **server.facts} for name in server.models
   ]
-  with web_site.Site("127.0.0.1") as site:
+  with web_site.Site("127.0.0.1", server.port) as site:
     server.site, server.url = site, f"{site.origin}/v1"
     models = _json(200, {"object": "list", "data": listed})
     site.pages["/v1/models"] = models
