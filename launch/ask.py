@@ -2,7 +2,7 @@ r"""Asks a policy questions under a search budget.
 
     anysearch ask --documents=my_notes --budget=2 "When does the lease end?"
     anysearch ask --config=configs/quickstart.py --budget=3 "QUESTION"
-    anysearch chat --documents=my_notes --openai=URL --openai_model=NAME
+    anysearch chat --documents=my_notes
     anysearch chat --config=configs/quickstart.py --budget=3
 
 --documents names files and folders of your own, see `launch.documents`. Without

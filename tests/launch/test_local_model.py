@@ -63,7 +63,7 @@ def test_a_question_is_answered_and_the_server_ends(environment, tmp_path):
   assert "llama-server: loads small.gguf" in done.stderr
   assert "the search is a tool that it calls" in done.stderr
   assert llama_servers(tmp_path) == []
-  assert os.listdir(tmp_path / "tmp") == []
+  assert list((tmp_path / "tmp").glob("anysearch-*")) == []
 
 
 def test_evaluations_name_the_file_and_resume(environment, tmp_path):
@@ -82,8 +82,7 @@ def test_evaluations_name_the_file_and_resume(environment, tmp_path):
     assert done.returncode == 0, done.stderr
   config = json.loads((tmp_path / "run/config.json").read_text())
   assert config["policy"] == "small@local"
-  assert config["episode"]["max_context"] == fake_llama_server.CONTEXT
-  assert config["engine"]["slots"] == fake_llama_server.SLOTS
+  assert config["episode"]["max_context"] < fake_llama_server.CONTEXT
   provenance = json.loads((tmp_path / "run/provenance.json").read_text())
   assert len(provenance["policy"]["sha256"]) == 64
   assert llama_servers(tmp_path) == []

@@ -44,7 +44,6 @@ def main() -> None:
   parser.add_argument("--port", type=int)
   parser.add_argument("--ctx-size", type=int)
   parser.add_argument("--jinja", action="store_true")
-  parser.add_argument("--no-webui", action="store_true")
   args = parser.parse_args()
   print(f"loading model '{args.model}'", flush=True)
   if args.model.stem == "dies":
