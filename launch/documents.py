@@ -313,6 +313,11 @@ def summary_lines(
   ]
   contents = f"{summary.files} files, {summary.passages} passages in {index}"
   yield f"{contents} ({', '.join(changes) or 'as before'})"
+  if summary.is_remade:
+    yield (
+      "all files were read again: the index was damaged, of another version or "
+      "of other settings"
+    )
   counts = collections.Counter(summary.ignored).most_common()
   counts.sort(key=lambda pair: pair[0].startswith("."))  # Endings come last.
   left_out = [f"{count} {reason}" for reason, count in counts[:_REASONS]]
