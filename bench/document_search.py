@@ -230,8 +230,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       print(f"{set_name}, {len(questions)} questions")
       by_words = None
       for way, rows_found in ways.items():
-        found = [[passages[row].id for row in x[:10]] for x in rows_found]
-        recall = measure_recall(questions, found)
+        ids = [[passages[row].id for row in x[:10]] for x in rows_found]
+        recall = measure_recall(questions, ids)
         by_words = recall if by_words is None else by_words
         print(recall_line(way, recall, by_words), flush=True)
 

@@ -142,8 +142,8 @@ def define_flags() -> None:
     "english",
     "Language of the words of bm25: one of Snowball's, such as german; any: "
     "words as they are and pairs of Chinese, Japanese or Korean characters; "
-    "plain: runs of letters. With --documents, the default is the language of "
-    "most passages.",
+    "plain: runs of letters. With --documents, the default is the languages of "
+    "the passages.",
   )
   flags.DEFINE_integer(
     "shard",

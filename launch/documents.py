@@ -70,8 +70,9 @@ def define_flags() -> None:
   )
   flags.DEFINE_string(
     "embeddings_key_variable",
-    "",
-    "Environment variable with the key for --embeddings; default: no key.",
+    None,
+    "Environment variable with the key for --embeddings; default: "
+    "OPENAI_API_KEY if it is set and the address is https.",
   )
   define_reading()
 
@@ -135,7 +136,7 @@ def read_config() -> config_lib.ExperimentConfig:
     "kind": "index",
     "index": f.index or str(_cache_folder(f.documents)),
     "encoder": f.embeddings or config.retrieval.encoder,
-    "key_variable": f.embeddings_key_variable,
+    "key_variable": _key_variable(),
   }
   if f.search:
     settings["ranking"] = _RANKINGS[f.search]
@@ -148,6 +149,16 @@ def _has_encoder() -> bool:
   from anysearch_jax.retrieval.encoder import installed
 
   return bool(flags.FLAGS.embeddings) or installed.is_installed()
+
+
+def _key_variable() -> str:
+  """Returns the variable with the key for --embeddings, or ""."""
+  from anysearch_jax.host import openai_endpoint
+
+  f = flags.FLAGS
+  if f.embeddings_key_variable is None:
+    return openai_endpoint.default_key_variable(f.embeddings or "")
+  return f.embeddings_key_variable
 
 
 def _open_encoder() -> search.Encoder | None:
@@ -165,7 +176,7 @@ def _open_encoder() -> search.Encoder | None:
     return installed.open_encoder()
   try:
     return served.open_encoder(
-      f.embeddings, f.embeddings_model, f.embeddings_key_variable
+      f.embeddings, f.embeddings_model, _key_variable()
     )
   except (ValueError, types.RetrievalError) as error:
     raise ValueError(f"--embeddings: {error}") from error
@@ -302,6 +313,11 @@ def summary_lines(
   ]
   contents = f"{summary.files} files, {summary.passages} passages in {index}"
   yield f"{contents} ({', '.join(changes) or 'as before'})"
+  if summary.is_remade:
+    yield (
+      "all files were read again: the index was damaged, of another version or "
+      "of other settings"
+    )
   counts = collections.Counter(summary.ignored).most_common()
   counts.sort(key=lambda pair: pair[0].startswith("."))  # Endings come last.
   left_out = [f"{count} {reason}" for reason, count in counts[:_REASONS]]
@@ -335,7 +351,7 @@ def _progress(sentence: str) -> Callable[[int, int], None]:
       return
     last_report = now
     minutes = (now - start) / done * (total - done) / _MINUTE
-    left = f", {minutes:.0f} minutes left" if minutes >= 1 else ""
-    stopping.say(f"documents: {sentence.format(done, total)}{left}")
+    outlook = f", {minutes:.0f} minutes left" if minutes >= 1 else ""
+    stopping.say(f"documents: {sentence.format(done, total)}{outlook}")
 
   return tell

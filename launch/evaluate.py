@@ -306,6 +306,7 @@ if __name__ == "__main__":
       "questions",
       "openai",
       "openai_model",
+      "local",
       "hf",
       "config",
       "budgets",

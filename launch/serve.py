@@ -138,7 +138,7 @@ def main(argv: Sequence[str]) -> None:
 def _serve_http(
   config: config_lib.ExperimentConfig,
   choice: policies.PolicyChoice,
-  client_keys: Sequence[keys.Key],
+  client_keys: tuple[keys.Key, ...],
 ) -> None:
   """Serves OpenAI's clients until a signal arrives."""
   f = flags.FLAGS
@@ -346,6 +346,7 @@ if __name__ == "__main__":
       "documents",
       "openai",
       "openai_model",
+      "local",
       "hf",
       "config",
       "budget",

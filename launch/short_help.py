@@ -68,7 +68,7 @@ def _command_flags() -> list[str]:
     name
     for name in flags.FLAGS
     if name != _HIDDEN
-    and not flags.FLAGS.find_module_defining_flag(name).startswith("absl.")
+    and not str(flags.FLAGS.find_module_defining_flag(name)).startswith("absl.")
   ]
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +20,15 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s?([KMB])", re.IGNORECASE)
 _SIZE_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
 _FACT_SECONDS = 3.0  # For each thing that a server says of itself.
 
+KEY = "OPENAI_API_KEY"
 T = TypeVar("T")
+
+
+def default_key_variable(url: str) -> str:
+  """Returns `KEY` if it is set and the address is https, otherwise ""."""
+  # Without being told, send the key over encrypted connections only.
+  is_encrypted = urllib.parse.urlsplit(url).scheme == "https"
+  return KEY if is_encrypted and os.environ.get(KEY) else ""
 
 
 class _Embedding(pydantic.BaseModel):

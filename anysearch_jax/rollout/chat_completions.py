@@ -199,7 +199,7 @@ class ChatEngine(completions.CompletionsEngine):
       fields[_CHOICE] = "none"
     # Streams, so that the deadline is one between tokens.
     fields |= {"stream": True, "stream_options": {"include_usage": True}}
-    tell = completions.ignore
+    tell: Callable[[Mapping[str, Any]], None] = completions.ignore
     if request.on_tokens is not None:
       tell = _streamer(request.on_tokens, self._codec, tools=tools)
     sampling = self._sampling.for_request(request)

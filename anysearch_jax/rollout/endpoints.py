@@ -7,8 +7,6 @@ which, a probe asks the model one question and sees whether it calls the tool.
 
 from __future__ import annotations
 
-import os
-import urllib.parse
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ CALLS = {
   "tags": "it writes the search as tags in its messages",
   COMPLETIONS: "it continues one text",
 }
-KEY = "OPENAI_API_KEY"
+KEY = openai_endpoint.KEY
 # The environment of a user's own documents, by the way the model is asked.
 _DOCUMENTS = {"tools": "documents_tools", "tags": "documents_tags"}
 SEARCH_FIRST = "documents_short"
@@ -153,9 +151,7 @@ def open_endpoint(
       f"for tags; expected {_DOCUMENTS['tools']} in episode.prompts, or tags."
     )
   if key is None:
-    # Without being told, send the key over encrypted connections only.
-    is_encrypted = urllib.parse.urlsplit(url).scheme == "https"
-    key = KEY if is_encrypted and os.environ.get(KEY) else ""
+    key = openai_endpoint.default_key_variable(url)
   model, served_model = _describe(endpoint, key)
   if served_model.slots:
     # More requests would wait there while their deadlines run.

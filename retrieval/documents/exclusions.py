@@ -193,6 +193,7 @@ def _expressions(line: str) -> Iterator[str]:
   for pattern in patterns:
     if pattern.include is None:  # A comment.
       continue
+    assert pattern.regex is not None  # It is no comment.
     expression = pattern.regex.pattern
     if expression in _WHOLE:
       expression = _WHOLE[expression]

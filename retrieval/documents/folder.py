@@ -38,12 +38,14 @@ _PRIVATE = 0o700  # For the user alone.
 _NEXT = "next"
 _FILES = "files.json"
 _ROWS = f"corpus/{passages.LINES}"
-# Raised whenever a reader yields other parts of a file, or `File` changes.
-_VERSION = 8
+# Raised whenever a reader yields other parts of a file, `File` changes, or
+# `analysis.DocumentAnalyzer` makes other terms.
+_VERSION = 9
 # Tokens of an encoder's input that are left for the title and the headings.
 _TITLE_TOKENS = 48
-# Passages by which the language of an index is detected.
-_SAMPLE = 500
+# Passages by whose beginnings the languages of an index are detected.
+_SAMPLE = 2000
+_SAMPLE_CHARACTERS = 600
 # The fewest tokens that a passage may be limited to.
 _LEAST_TOKENS = 16
 
@@ -58,8 +60,8 @@ class Settings:
       three passages that a search shows leave room for ten searches in a
       context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
-    language: see `building.Settings`. "" stands for the language of most
-      passages.
+    language: one of `analysis.LANGUAGES`. "" stands for those that the
+      passages are in.
     ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
     follow_links, ignored_files: see `finding.find_files`.
     kind: `bm25`, `flat` or `hybrid`; "": `hybrid` with an encoder, otherwise
@@ -98,6 +100,7 @@ class Summary(NamedTuple):
     skipped: path and reason of files and folders that cannot be read.
     partly_read: path of files in the index, and what was lost of them.
     ignored: numbers of what is not read, see `finding.FoundFiles`.
+    is_remade: whether there was an index whose passages could not be kept.
   """
 
   files: int
@@ -109,6 +112,7 @@ class Summary(NamedTuple):
   skipped: tuple[tuple[str, str], ...]
   partly_read: tuple[tuple[str, str], ...]
   ignored: Mapping[str, int]
+  is_remade: bool = False
 
 
 def update(
@@ -190,7 +194,10 @@ def update(
         else:
           files[file] = _write_rows(file, file_stamps[file], next(texts), lines)
         on_file(done, len(documents.files))
-    summary = _summary(documents, files, files_before)
+    had_files = not afresh and (newest / _FILES).is_file()
+    summary = _summary(documents, files, files_before)._replace(
+      is_remade=had_files and not files_before
+    )
     if not summary.passages:
       raise ValueError(
         f"documents: found no text in {[*map(str, paths)]} (unreadable: "
@@ -211,7 +218,7 @@ def update(
       next_build,
       building.Settings(
         search_recipe["kind"],
-        language=settings.language or _language(next_build / _ROWS),
+        language=_analysis(settings.language, next_build / _ROWS),
       ),
       encoder=kept_encoder,
     )
@@ -429,13 +436,19 @@ def _search_recipe(
   return building.without_paths(recipe)
 
 
-def _language(rows: pathlib.Path) -> str:
-  """Returns the language of most passages, by a sample of them."""
+def _analysis(language: str, rows: pathlib.Path) -> str:
+  """Returns the name of the analysis of passages in some or one language."""
+  if language:
+    is_plain = language == "plain"
+    return language if is_plain else analysis.documents_analysis([language])
   with rows.open("rb") as lines:
     count = sum(1 for _ in lines)
     lines.seek(0)
     sample = itertools.islice(lines, 0, None, count // _SAMPLE + 1)
-    return analysis.detect_language(json.loads(x)["text"] for x in sample)
+    return analysis.documents_analysis(
+      analysis.detect_language([json.loads(line)["text"][:_SAMPLE_CHARACTERS]])
+      for line in sample
+    )
 
 
 def _summary(

@@ -98,10 +98,10 @@ def keep(
     names.add(_file(folder, identity["encoder"]).name)
   for name in names:
     vectors = {**_stored(build, name), **_read(folder / name)}
-    kept = {key: vectors[key] for key in vectors.keys() & digests}
+    surviving = {key: vectors[key] for key in vectors.keys() & digests}
     next_file = folder / f"{name}.next"
     with next_file.open("wb") as records:
-      _write(records, kept)
+      _write(records, surviving)
     next_file.replace(folder / name)
 
 

@@ -47,7 +47,11 @@ _PREFIXES = {
 def open_encoder(
   url: str, model: str = "", key_variable: str = ""
 ) -> ServedEncoder:
-  """Returns the encoder of this process; see the class for the arguments."""
+  """Returns the encoder of this process.
+
+  Args:
+    url, model, key_variable: see `ServedEncoder`.
+  """
   return ServedEncoder(url, model, key_variable)
 
 
@@ -81,12 +85,10 @@ class ServedEncoder:
     )
     self._model = model or self._only_model()
     name = pathlib.PurePath(self._model).name
-    self._prefixes = next(
-      (
-        prefixes for part, prefixes in _PREFIXES.items() if part in name.lower()
-      ),
-      encoder_settings.trained_prefixes(name),
-    )
+    self._prefixes = encoder_settings.trained_prefixes(name)
+    for part, prefixes in _PREFIXES.items():
+      if part in name.lower():
+        self._prefixes = prefixes
     self.cut = 0
     (vector,) = loop.run(self._embed(["dimension"]))
     self.dim = len(vector)

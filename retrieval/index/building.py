@@ -50,7 +50,7 @@ class Settings:
     kind: `bm25`; `flat`, exact search over an encoder's vectors; `hybrid`,
       both, fused; `faiss_file`, an existing index file with its encoder.
     dtype: dtype of the encoder's vectors, one of `vectors.DTYPES`.
-    language: language of the passages for BM25, one of `analysis.LANGUAGES`.
+    language: language of the passages for BM25, see `analysis.get_analyzer`.
     faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus.
     search: lists (`nprobe`) or candidates (`efSearch`) that a search of
       `faiss_file` reads; 0 means 64 lists or 256 candidates.
