@@ -17,6 +17,7 @@ import pytest
 import shown_output
 
 from anysearch_jax.launch import local_servers
+from anysearch_jax.retrieval.encoder import installed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -29,6 +30,8 @@ def folder(tmp_path, monkeypatch):
   """A reader's folder: notes, questions, and the files that a page shows."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  # A reader has not installed the extra `dense` yet.
+  monkeypatch.setattr(installed, "is_installed", lambda: False)
   (tmp_path / "my_notes").mkdir()
   (tmp_path / "my_notes/lease.md").write_text(LEASE)
   (tmp_path / "my_notes/todo.txt").write_text("Call the plumber.\n")
