@@ -162,31 +162,33 @@ def update(
     recipe, reader_settings = _recipe(settings, encoder)
     newest = building.newest_build(folder)
     files_before = {} if afresh else _read_files(newest, recipe)
-    if files_before and files_before.keys() == {*documents.files}:
-      if all(file.stamp == stamp(file.path) for file in files_before.values()):
+    places_before = {(x.path, x.name) for x in files_before.values()}
+    if files_before and places_before == {*documents.files}:
+      if all(x.stamp == stamp(x.path) for x in files_before.values()):
         return _summary(documents, files_before, files_before)
     next_build = folder / _NEXT
     shutil.rmtree(next_build, ignore_errors=True)
     (next_build / "corpus").mkdir(parents=True)
-    files: dict[finding.File, File] = {}
-    file_stamps = {file: stamp(file.path) for file in documents.files}
+    files: dict[str, File] = {}
+    file_stamps = {file.name: stamp(file.path) for file in documents.files}
     unchanged = {
-      file
-      for file, file_before in files_before.items()
-      if file_stamps.get(file) == file_before.stamp
+      name
+      for name, file_before in files_before.items()
+      if file_stamps.get(name) == file_before.stamp
     }
     with (
       reader_process.Readers(reader_settings) as readers,
       (next_build / _ROWS).open("wb") as lines,
     ):
       texts = readers.read_all(
-        file.path for file in documents.files if file not in unchanged
+        file.path for file in documents.files if file.name not in unchanged
       )
       for done, file in enumerate(documents.files, start=1):
-        if file in unchanged:
-          files[file] = _copy_rows(files_before[file], newest, lines)
+        name = file.name
+        if name in unchanged:
+          files[name] = _copy_rows(files_before[name], newest, file.path, lines)
         else:
-          files[file] = _write_rows(file, file_stamps[file], next(texts), lines)
+          files[name] = _write_rows(file, file_stamps[name], next(texts), lines)
         on_file(done, len(documents.files))
     had_files = not afresh and (newest / _FILES).is_file()
     summary = _summary(documents, files, files_before)._replace(
@@ -314,8 +316,8 @@ def _find(
 
 def _read_files(
   build: pathlib.Path, recipe: Mapping[str, Any]
-) -> dict[finding.File, File]:
-  """Returns the files of a build if it is intact and has the same recipe."""
+) -> dict[str, File]:
+  """Returns the files of a build by name, if intact and of this recipe."""
   try:
     opening.read(build)
     passages.Corpus(build / "corpus").verify()
@@ -326,16 +328,29 @@ def _read_files(
     return {}
   if not is_same:
     return {}
-  return {finding.File(file.path, file.name): file for file in files}
+  return {file.name: file for file in files}
 
 
-def _copy_rows(file_before: File, build: pathlib.Path, out: IO[bytes]) -> File:
-  """Copies the rows of an unchanged file from a build."""
+def _copy_rows(
+  file_before: File, build: pathlib.Path, path: str, out: IO[bytes]
+) -> File:
+  """Copies the rows of an unchanged file from a build, with its path now."""
   start = out.tell()
   with (build / _ROWS).open("rb") as lines:
     lines.seek(file_before.start)
-    out.write(lines.read(file_before.end - file_before.start))
-  return file_before._replace(start=start, end=out.tell())
+    rows = lines.read(file_before.end - file_before.start)
+  if path == file_before.path:
+    out.write(rows)
+  else:  # The same folder in another spelling.
+    for row in rows.splitlines():
+      _write_row(json.loads(row) | {"path": path}, out)
+  return file_before._replace(path=path, start=start, end=out.tell())
+
+
+def _write_row(row: Mapping[str, Any], out: IO[bytes]) -> None:
+  line = json.dumps(row, ensure_ascii=False) + "\n"
+  # The name of a file may have bytes that are not UTF-8.
+  out.write(line.encode(errors="backslashreplace"))
 
 
 def _write_rows(
@@ -355,9 +370,7 @@ def _write_rows(
       "page": passage.page,
       "heading": passage.heading,
     }
-    line = json.dumps(row, ensure_ascii=False) + "\n"
-    # The name of a file may have bytes that are not UTF-8.
-    out.write(line.encode(errors="backslashreplace"))
+    _write_row(row, out)
   return File(
     path=file.path,
     name=file.name,
@@ -448,8 +461,8 @@ class _CachedEncoder:
 
 def _summary(
   documents: finding.FoundFiles,
-  files: Mapping[finding.File, File],
-  files_before: Mapping[finding.File, File],
+  files: Mapping[str, File],
+  files_before: Mapping[str, File],
 ) -> Summary:
   """Compares the files of an update with those of the previous build."""
   stamps_now = _stamps(files)
@@ -477,7 +490,7 @@ def _summary(
 
 
 def _stamps(
-  files: Mapping[finding.File, File],
-) -> dict[finding.File, tuple[int, ...]]:
+  files: Mapping[str, File],
+) -> dict[str, tuple[int, ...]]:
   """Returns the stamps of the files that have passages."""
   return {key: tuple(file.stamp) for key, file in files.items() if file.rows}
