@@ -162,7 +162,7 @@ class Exclusions:
       self._refuse(folder, f"has more than {_MOST_BYTES >> 10} kB")
       return None
     text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
-    expressions = []
+    expressions: list[str] = []
     for line in text.split("\n"):
       expressions += _expressions(line.removesuffix("\r"))
     if not expressions:
@@ -193,6 +193,7 @@ def _expressions(line: str) -> Iterator[str]:
   for pattern in patterns:
     if pattern.include is None:  # A comment.
       continue
+    assert pattern.regex is not None
     expression = pattern.regex.pattern
     if expression in _WHOLE:
       expression = _WHOLE[expression]
