@@ -17,6 +17,7 @@ import pytest
 import shown_output
 
 from anysearch_jax.launch import local_servers
+from anysearch_jax.retrieval.encoder import installed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -33,6 +34,8 @@ def folder(tmp_path, monkeypatch):
   (tmp_path / "my_notes/lease.md").write_text(LEASE)
   (tmp_path / "my_notes/todo.txt").write_text("Call the plumber.\n")
   (tmp_path / "mine.jsonl").write_text(QUESTIONS)
+  # The pages show searches by words.
+  monkeypatch.setattr(installed, "is_installed", lambda: False)
   return tmp_path
 
 
