@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 try:
   import faiss
 except ModuleNotFoundError:
-  faiss = None
+  faiss = None  # type: ignore[assignment]
 else:
   # By default FAISS searches few queries without BLAS, one query on one thread.
   faiss.cvar.distance_compute_blas_threshold = 1
