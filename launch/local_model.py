@@ -115,7 +115,7 @@ def _find_file(name: str) -> pathlib.Path:
   file = pathlib.Path(name).expanduser()
   package = PACKAGED.get(name, "")
   if package and not file.exists():
-    files = sorted(_package_folder(package).glob("*.gguf"))
+    files = _packaged_files(package, "*.gguf")
     if not files:
       raise ValueError(
         f"--local={name}: found no package {package}, which holds the model; "
@@ -140,28 +140,32 @@ def _find_file(name: str) -> pathlib.Path:
 
 def _find_program() -> str:
   """Returns the path of llama.cpp's server, of the PATH or of a package."""
-  if program := shutil.which(_PROGRAM):
-    return program
-  program = _package_folder(_PROGRAM_PACKAGE) / "bin" / _PROGRAM
-  if not program.is_file():
+  if path := shutil.which(_PROGRAM):
+    return path
+  programs = _packaged_files(_PROGRAM_PACKAGE, f"bin/{_PROGRAM}")
+  if not programs:
     raise ValueError(
       f"--local: found no {_PROGRAM} on the PATH, expected llama.cpp; install "
       "it (`brew install llama.cpp`, or your system's package), or pip install "
       "'anysearch_jax[local]', which compiles it in some minutes."
     )
+  (program,) = programs
   if (program.parent / "_symlinks.json").exists():
     # A wheel holds no links. The package makes those between its libraries when
     # it is imported, which is done elsewhere because of its licence.
     module = _PROGRAM_PACKAGE.replace("-", "_")
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=False)
+    command = [sys.executable, "-P", "-c", f"import {module}"]
+    subprocess.run(command, check=False)
   return str(program)
 
 
-def _package_folder(package: str) -> pathlib.Path:
-  """Returns the folder of an installed package, or one that is missing."""
+def _packaged_files(package: str, pattern: str) -> list[pathlib.Path]:
+  """Returns the files of a package, none if it is not installed."""
   spec = importlib.util.find_spec(package.replace("-", "_"))
-  folders = spec.submodule_search_locations if spec else None
-  return pathlib.Path(folders[0] if folders else package)
+  if spec is None or not spec.submodule_search_locations:
+    return []
+  folder = pathlib.Path(spec.submodule_search_locations[0])
+  return sorted(folder.glob(pattern))
 
 
 def _library_path(program: str) -> str:

