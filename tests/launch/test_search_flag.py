@@ -117,3 +117,15 @@ def test_serve_embeds_only_what_changed(notes, monkeypatch):
       '"pet.txt"\nA kitten on a sofa.',
       "kitten on the sofa",
     ]
+
+
+def test_passages_that_are_not_read_to_their_end_are_counted(
+  notes, monkeypatch
+):
+  sentences = []
+  monkeypatch.setattr(documents.stopping, "say", sentences.append)
+  (notes / "long.txt").write_text("The flat has a very large kitchen. " * 20)
+  with embeddings_server.served(longest=500) as server:
+    hits(f"--embeddings={server.url}")
+  (sentence,) = [text for text in sentences if "only the beginning" in text]
+  assert "of 1 texts; their ends are found by words" in sentence
