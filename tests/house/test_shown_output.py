@@ -37,7 +37,6 @@ def folder(tmp_path, monkeypatch):
   (tmp_path / "my_notes/todo.txt").write_text("Call the plumber.\n")
   (tmp_path / "mine.jsonl").write_text(QUESTIONS)
   # The pages show searches by words.
-  monkeypatch.setattr(installed, "is_installed", lambda: False)
   return tmp_path
 
 
