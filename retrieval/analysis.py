@@ -260,9 +260,9 @@ class DocumentAnalyzer:
       sum(counts[word] for word in _DETECTED.get(analyzer.language, ()))
       for analyzer in self._analyzers
     ]
-    most = max(hits)
+    most_hits = max(hits)
     pairs = zip(self._analyzers, hits, strict=True)
-    return tuple(analyzer for analyzer, count in pairs if count == most)
+    return tuple(analyzer for analyzer, count in pairs if count == most_hits)
 
   def _word_groups(
     self, word: str, analyzers: tuple[Analyzer, ...]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
+from anysearch_jax.environment import citations
 from anysearch_jax.serving import fields
 
 
@@ -109,7 +110,7 @@ def _reasoning(event: events.Event) -> str:
     case events.Searching(number, query):
       return f"\n\nsearch {number}: {query}\n"
     case events.Found(_, passages):
-      titles = "; ".join(passage.title for passage in passages)
+      titles = "; ".join(map(citations.title, passages))
       return f"found: {titles or 'nothing'}\n\n"
   return ""
 

@@ -23,7 +23,7 @@ from anysearch_jax.agent import events
 from anysearch_jax.environment import citations
 
 # No question is longer than this, about 50,000 tokens.
-_MAX_CHARACTERS = 200_000
+MAX_CHARACTERS = 200_000
 _MARK = re.compile(r"\[([0-9]+)\]")
 _MAX_STOPS = 4  # The limit of OpenAI's API.
 # Fields without an effect on an answer.
@@ -182,6 +182,7 @@ class ParsedRequest:
     sampling: temperature, top-p and top-k; None: those of the service.
     stop: the answer is cut before the first of these texts.
     usage: whether a stream of chunks ends with the numbers of tokens.
+    drafts: whether the text of an answer is streamed while it is written.
   """
 
   question: str
@@ -194,6 +195,7 @@ class ParsedRequest:
   sampling: config_lib.SamplingConfig | None = None
   stop: tuple[str, ...] = ()
   usage: bool = False
+  drafts: bool = False
 
 
 def _texts(content: Any) -> Any:
@@ -256,7 +258,9 @@ class _Tool(pydantic.BaseModel):
   type: str
 
 
-class _StreamOptions(pydantic.BaseModel):
+class StreamOptions(pydantic.BaseModel):
+  """How an answer is streamed."""
+
   include_usage: bool = False
 
 
@@ -289,7 +293,7 @@ class Request(pydantic.BaseModel):
   tool_choice: Literal["auto", "none"] = "auto"
   tools: list[_Tool] = []
   stream: bool = False
-  stream_options: _StreamOptions = _StreamOptions()
+  stream_options: StreamOptions = StreamOptions()
   seed: Annotated[int, pydantic.Field(ge=0, lt=2**32)] = 42
   deadline: Annotated[float, pydantic.Field(gt=0)] = math.inf
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
@@ -333,6 +337,10 @@ class Request(pydantic.BaseModel):
     """Returns role and text of each message."""
     raise NotImplementedError
 
+  def include_draft(self) -> bool:
+    """Returns whether the client asks for the text of an unfinished answer."""
+    return False
+
   def token_limits(self) -> list[int | None]:
     """Returns the fields that limit the tokens of an answer."""
     raise NotImplementedError
@@ -370,11 +378,11 @@ def parse_request(
     raise RequestError(
       400, "Found no question, expected a text.", code="no_question"
     )
-  if len(question) > _MAX_CHARACTERS:
+  if len(question) > MAX_CHARACTERS:
     raise RequestError(
       400,
       f"Found a question of {len(question)} characters, expected at most "
-      f"{_MAX_CHARACTERS}.",
+      f"{MAX_CHARACTERS}.",
       code="context_length_exceeded",
     )
   model = served.model if request.model is None else request.model
@@ -399,6 +407,7 @@ def parse_request(
     sampling=None if sampling == served.sampling else sampling,
     stop=tuple(request.stop),
     usage=request.stream_options.include_usage,
+    drafts=request.include_draft(),
   )
 
 

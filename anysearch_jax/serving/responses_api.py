@@ -24,6 +24,10 @@ Item = dict[str, Any]
 _OTHER_ITEMS = ("reasoning", "web_search_call")
 
 
+class _StreamOptions(fields.StreamOptions):
+  include_draft: bool = False
+
+
 class _Text(pydantic.BaseModel):
   format: fields.Form = fields.Form()
 
@@ -50,6 +54,7 @@ class Request(fields.Request):
   instructions: fields.Texts | None = None
   max_output_tokens: fields.Tokens | None = None
   background: fields.Off = False
+  stream_options: _StreamOptions = _StreamOptions()
   text: _Text = _Text()
 
   def turns(self) -> list[tuple[str, str]]:
@@ -57,6 +62,9 @@ class Request(fields.Request):
     if self.instructions is None:
       return messages
     return [("instructions", fields.text_of(self.instructions)), *messages]
+
+  def include_draft(self) -> bool:
+    return self.stream_options.include_draft
 
   def token_limits(self) -> list[int | None]:
     return [self.max_output_tokens]
@@ -93,6 +101,8 @@ class Writer:
     match event:
       case events.Thinking(text):
         yield from self._reason(text)
+      case events.Drafting(text):
+        yield self._event("anysearch.draft.delta", delta=text)
       case events.Searching(_, query):
         yield from self._search(query)
       case events.Found():

@@ -31,16 +31,23 @@ _TOOL_MARKS = ("pyvenv.cfg", "CACHEDIR.TAG")
 # alone: `build` may have scripts.
 _BUILDS_BY_FOLDER = {
   "build": (
-    *("CMakeLists.txt", "build.gradle", "build.gradle.kts", "package.json"),
-    *("pyproject.toml", "setup.py"),
+    "CMakeLists.txt",
+    "build.gradle",
+    "build.gradle.kts",
+    "package.json",
+    "pyproject.toml",
+    "setup.py",
   ),
   "dist": ("package.json", "pyproject.toml", "setup.py"),
   "target": ("Cargo.toml", "build.sbt", "pom.xml"),
 }
 _PACKAGE_LOCKS = frozenset(
   (
-    *("package-lock.json", "npm-shrinkwrap.json", "packages.lock.json"),
-    *("pnpm-lock.yaml", "conda-lock.yml"),
+    "package-lock.json",
+    "npm-shrinkwrap.json",
+    "packages.lock.json",
+    "pnpm-lock.yaml",
+    "conda-lock.yml",
   )
 )
 _IGNORE_FILE = ".gitignore"
@@ -193,7 +200,7 @@ def _expressions(line: str) -> Iterator[str]:
   for pattern in patterns:
     if pattern.include is None:  # A comment.
       continue
-    assert pattern.regex is not None
+    assert pattern.regex is not None  # It is no comment.
     expression = pattern.regex.pattern
     if expression in _WHOLE:
       expression = _WHOLE[expression]

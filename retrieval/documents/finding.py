@@ -40,6 +40,24 @@ class FoundFiles(NamedTuple):
   refused: tuple[tuple[str, str], ...]
 
 
+def matching_paths(given_path: str) -> list[str]:
+  """Returns the paths that a path or a glob names.
+
+  Raises:
+    ValueError: there is none.
+  """
+  path = os.path.expanduser(given_path)
+  if os.path.lexists(path):
+    return [path]
+  matches = sorted(glob.glob(path, recursive=True))
+  if not matches:
+    raise ValueError(
+      f"documents: found nothing at {given_path}, expected a file, a folder "
+      "or a glob such as 'notes/**/*.md'."
+    )
+  return matches
+
+
 def find_files(
   paths: Sequence[str],
   endings: Collection[str],
@@ -103,14 +121,7 @@ class _Finder:
   def add(self, given_path: str) -> str:
     """Adds the files of a path, and returns the folder that it is in."""
     path = os.path.expanduser(given_path)
-    matches = [path]
-    if not os.path.lexists(path):
-      matches = sorted(glob.glob(path, recursive=True))
-    if not matches:
-      raise ValueError(
-        f"documents: found nothing at {given_path}, expected a file, a folder "
-        "or a glob such as 'notes/**/*.md'."
-      )
+    matches = matching_paths(given_path)
     root = os.path.abspath(path)
     while not os.path.isdir(root):
       root = os.path.dirname(root)

@@ -13,7 +13,6 @@ programs that are opening it.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import json
@@ -24,12 +23,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-import numpy as np
-
 from anysearch_jax.host import disk, json_files
 from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval.documents import (
   finding,
+  kept_vectors,
   ocr,
   reader_process,
   reading,
@@ -42,7 +40,7 @@ _FILES = "files.json"
 _ROWS = f"corpus/{passages.LINES}"
 # Raised whenever a reader yields other parts of a file, `File` changes, or
 # `analysis.DocumentAnalyzer` makes other terms.
-_VERSION = 7
+_VERSION = 9
 # Tokens of an encoder's input that are left for the title and the headings.
 _TITLE_TOKENS = 48
 # Passages by whose beginnings the languages of an index are detected.
@@ -57,14 +55,17 @@ class Settings:
   """Settings of an index of documents.
 
   Attributes:
-    tokens: the most tokens of a passage, counted by the encoder's tokenizer or,
-      without an encoder, as four bytes each. At 200, the three passages that a
-      search shows leave room for ten searches in a context of 8,192 tokens.
+    tokens: the most tokens of a passage, counted by the encoder's tokenizer if
+      it has one (`search.Tokenized`), otherwise as four bytes each. At 200, the
+      three passages that a search shows leave room for ten searches in a
+      context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
-    language: one of `analysis.LANGUAGES`; unused if there is an encoder. ""
-      stands for those that the passages are in.
+    language: one of `analysis.LANGUAGES`. "" stands for those that the
+      passages are in.
     ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
     follow_links, ignored_files: see `finding.find_files`.
+    kind: `bm25`, `flat` or `hybrid`; "": `hybrid` with an encoder, otherwise
+      `bm25`.
   """
 
   tokens: int = 200
@@ -73,6 +74,7 @@ class Settings:
   ocr: str = ""
   follow_links: bool = False
   ignored_files: bool = False
+  kind: str = ""
 
   def __post_init__(self):
     if not (
@@ -132,10 +134,11 @@ def update(
     paths: files, folders and globs, or one of them; see `finding.find_files`.
     folder: folder of the index; created if missing.
     settings: settings of the index.
-    encoder: makes the vectors of passages; None builds an index of words.
+    encoder: makes the vectors of passages; None builds an index of words, which
+      keeps the vectors of the previous build for a later one.
     afresh: whether to parse unchanged files again too.
     on_file: called with the number of files done, and of all files.
-    on_rows: called with the number of passages encoded, and of all passages.
+    on_rows: called with the number of passages encoded, and of all new ones.
 
   Returns:
     The numbers of files and passages, and the files that were not read.
@@ -160,10 +163,13 @@ def update(
   with disk.translate_errors(folder), building.locked(folder):
     documents = _find(paths, folder, settings)
     recipe, reader_settings = _recipe(settings, encoder)
+    search_recipe = _search_recipe(settings, encoder)
     newest = building.newest_build(folder)
-    files_before = {} if afresh else _read_files(newest, recipe)
+    stored = {} if afresh else _read_intact(newest)
+    files_before = _files(stored) if stored.get("made_by") == recipe else {}
     places_before = {(x.path, x.name) for x in files_before.values()}
-    if files_before and places_before == {*documents.files}:
+    is_same = places_before == {*documents.files}
+    if files_before and is_same and _serves(stored, search_recipe):
       if all(x.stamp == stamp(x.path) for x in files_before.values()):
         return _summary(documents, files_before, files_before)
     next_build = folder / _NEXT
@@ -201,26 +207,36 @@ def update(
         f"{dict(documents.ignored)}), expected files with text, such as .pdf, "
         ".docx, .xlsx, .html, .md or .txt."
       )
-    kind = "bm25"
-    if encoder is not None:
-      kind = "flat"
-      if files_before:
-        encoder = _CachedEncoder(encoder, newest)
+    corpus = passages.prepare(next_build / _ROWS, next_build / "corpus")
+    contents = [*corpus.contents(0, len(corpus))]
+    kept_encoder = None
+    if encoder is None:
+      kept_vectors.keep(folder, newest, contents)
+    else:
+      kept_encoder = kept_vectors.KeptEncoder(encoder, folder, newest)
+      kept_encoder.complete(contents, on_rows)
     building.build(
       next_build / _ROWS,
       next_build,
       building.Settings(
-        kind, language=_analysis(settings.language, next_build / _ROWS)
+        search_recipe["kind"],
+        language=_analysis(settings.language, next_build / _ROWS),
       ),
-      encoder=encoder,
-      on_rows=on_rows,
+      encoder=kept_encoder,
     )
     json_files.write(
-      next_build / _FILES, {"made_by": recipe, "files": [*files.values()]}
+      next_build / _FILES,
+      {
+        "made_by": recipe,
+        "searched_by": search_recipe,
+        "files": [*files.values()],
+      },
     )
     name = f"build-{uuid.uuid4().hex[:10]}"
     next_build.rename(folder / name)
     json_files.write(folder / building.CURRENT, {"build": name})
+    if encoder is not None:
+      kept_vectors.forget(folder)
     for build in folder.glob("build-*"):
       if build.name not in (name, newest.name):
         shutil.rmtree(build, ignore_errors=True)
@@ -314,21 +330,32 @@ def _find(
   )
 
 
-def _read_files(
-  build: pathlib.Path, recipe: Mapping[str, Any]
-) -> dict[str, File]:
-  """Returns the files of a build by name, if intact and of this recipe."""
+def _read_intact(build: pathlib.Path) -> dict[str, Any]:
+  """Returns the contents of `files.json`; {} if the build is damaged."""
   try:
     opening.read(build)
     passages.Corpus(build / "corpus").verify()
     stored = json_files.read(build / _FILES)
-    files = [File(*values) for values in stored["files"]]
-    is_same = stored["made_by"] == recipe
+    _files(stored)
   except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
     return {}
-  if not is_same:
-    return {}
+  return stored
+
+
+def _files(stored: Mapping[str, Any]) -> dict[str, File]:
+  """Returns the files of a build by name."""
+  files = [File(*values) for values in stored["files"]]
   return {file.name: file for file in files}
+
+
+def _serves(stored: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
+  """Returns whether a build can be searched as an update asks for."""
+  searched_by = dict(stored.get("searched_by", {}))
+  if recipe["kind"] == "bm25" and searched_by.get("kind") == "hybrid":
+    # It has an index of words too.
+    searched_by["kind"] = "bm25"
+    del searched_by["encoder"]
+  return searched_by == recipe
 
 
 def _copy_rows(
@@ -385,15 +412,12 @@ def _write_rows(
 def _recipe(
   settings: Settings, encoder: search.Encoder | None
 ) -> tuple[dict[str, Any], reader_process.Settings]:
-  """Returns what an index depends on as JSON values, and how files are read."""
+  """Returns what passages depend on as JSON values, and how files are read."""
   recipe: dict[str, Any] = {"version": _VERSION, "ocr": settings.ocr}
   tokens = settings.tokens
   tokenizer = None
-  if encoder is None:
-    recipe["language"] = settings.language
-  else:
-    recipe["encoder"] = encoder.identity()
   if isinstance(encoder, search.Tokenized):
+    recipe["encoder"] = encoder.identity()
     tokenizer, max_tokens = encoder.tokenizer()
     tokens = min(tokens, max(max_tokens - _TITLE_TOKENS, _LEAST_TOKENS))
   overlap = min(settings.overlap, tokens // 2)
@@ -412,6 +436,19 @@ def _recipe(
   return building.without_paths(recipe), reader_settings
 
 
+def _search_recipe(
+  settings: Settings, encoder: search.Encoder | None
+) -> dict[str, Any]:
+  """Returns what the search of passages depends on, as JSON values."""
+  kind = settings.kind
+  if not kind:
+    kind = "bm25" if encoder is None else "hybrid"
+  recipe: dict[str, Any] = {"kind": kind, "language": settings.language}
+  if encoder is not None:
+    recipe["encoder"] = {"dim": encoder.dim} | encoder.identity()
+  return building.without_paths(recipe)
+
+
 def _analysis(language: str, rows: pathlib.Path) -> str:
   """Returns the name of the analysis of passages in some or one language."""
   if language:
@@ -425,38 +462,6 @@ def _analysis(language: str, rows: pathlib.Path) -> str:
       analysis.detect_language([json.loads(line)["text"][:_SAMPLE_CHARACTERS]])
       for line in sample
     )
-
-
-class _CachedEncoder:
-  """An encoder that takes the vectors of known passages from an index.
-
-  Args:
-    encoder: made the vectors of the index, and makes those of other passages.
-    build: folder of the index.
-  """
-
-  def __init__(self, encoder: search.Encoder, build: pathlib.Path):
-    self._encoder = encoder
-    self.dim = encoder.dim
-    self.queries = encoder.queries
-    self.identity = encoder.identity
-    identity = json_files.read(build / building.BUILT)
-    shards = building.shards_of(build, identity)
-    self._vectors: dict[str, np.ndarray] = {}
-    if all(map(shards.finished, range(len(shards)))):
-      texts = passages.Corpus(build / "corpus").contents(0, shards.count)
-      rows = map(shards.rows, range(len(shards)))
-      vectors = itertools.chain.from_iterable(rows)
-      self._vectors = dict(zip(texts, vectors, strict=True))
-
-  def passages(self, texts: Sequence[str]) -> np.ndarray:
-    """Returns vectors; see `search.Encoder`."""
-    new_texts = [text for text in texts if text not in self._vectors]
-    vectors = collections.ChainMap(self._vectors)
-    if new_texts:
-      encoded = self._encoder.passages(new_texts)
-      vectors = vectors.new_child(dict(zip(new_texts, encoded, strict=True)))
-    return np.array([vectors[text] for text in texts], np.float32)
 
 
 def _summary(

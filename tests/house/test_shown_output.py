@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import pathlib
 from typing import Any
+from unittest import mock
 
 import chat_endpoint
 import pytest
 import shown_output
+
+from anysearch_jax.launch import local_servers
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -56,7 +59,9 @@ def compared(page: pathlib.Path, slow: bool) -> None:
       "qwen3:8b": chat_endpoint.NAME,
     }
     blocks = [b for b in shown_output.shown(page) if b.slow == slow]
-    outputs = [shown_output.printed(block, replaced) for block in blocks]
+    ports = {server.site.port: "Ollama"}
+    with mock.patch.object(local_servers, "PORTS", ports):
+      outputs = [shown_output.printed(block, replaced) for block in blocks]
   if os.environ.get("ANYSEARCH_WRITE_PAGES"):
     text = page.read_text()
     # From the last one on, so that earlier places stay where they are.

@@ -170,7 +170,7 @@ def test_the_command_says_what_it_read_and_what_not(tmp_path):
   for wrong, sentence in (
     ([f"--corpus={notes}"], "found an index of documents"),
     ([], "found both or neither of --corpus and --documents"),
-    ([f"--documents={notes}", "--kind=flat"], "expected bm25, or flat with"),
+    ([f"--documents={notes}", "--kind=flat"], "expected bm25, or flat or"),
     ([f"--documents={notes}", "--passage=20"], "an overlap of 30, expected"),
   ):
     assert sentence in str(said(*wrong)[0])

@@ -222,14 +222,26 @@ def test_browsers_run_nothing_and_the_page_opens_a_citation_beside_itself(
     browser.open(f"{url}/documents/sub/evil%20page.html", width=900, height=700)
     assert "<script>" in browser.run("document.body.innerText")
     assert browser.run("document.title") != "run"
-    browser.open(f"{url}/", width=900, height=700)
-    browser.run("document.getElementById('question').value = 'When?'")
-    browser.run("document.getElementById('form').requestSubmit()")
-    link = "document.querySelector('p.answer a')"
-    end = time.monotonic() + 20
-    while not browser.run(f"Boolean({link})"):
-      assert time.monotonic() < end
-      time.sleep(0.05)
-    wanted = [f"{url}/documents/lease.pdf#page=2", "_blank"]
+    browser.errors.clear()
+    browser.open(f"{url}/", width=1280, height=700)
+    wait(browser, "document.getElementById('model').innerText")
+    browser.press("When?")
+    browser.press("Enter")
+    wait(browser, "document.querySelector('.cite')")
+    browser.run("document.querySelector('.cite').click()")
+    link = "document.querySelector('#passage a')"
+    cited = f"{url}/documents/lease.pdf#page=2"
     found = browser.run(f"[{link}.href, {link}.target, {link}.rel]")
-    assert found == [*wanted, "noopener noreferrer"]
+    assert found == [cited, "_blank", "noopener noreferrer"]
+    wait(browser, "document.querySelector('#passage iframe')")
+    frame = "document.querySelector('#passage iframe')"
+    assert browser.run(f"{frame}.src").startswith(cited)
+    assert not browser.errors
+
+
+def wait(browser, expression):
+  """Waits until an expression of the page is true."""
+  end = time.monotonic() + 20
+  while not browser.run(f"Boolean({expression})"):
+    assert time.monotonic() < end, browser.run("document.body.innerText")
+    time.sleep(0.05)
