@@ -36,7 +36,6 @@ def folder(tmp_path, monkeypatch):
   (tmp_path / "my_notes/lease.md").write_text(LEASE)
   (tmp_path / "my_notes/todo.txt").write_text("Call the plumber.\n")
   (tmp_path / "mine.jsonl").write_text(QUESTIONS)
-  # The pages show searches by words.
   return tmp_path
 
 
