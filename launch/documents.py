@@ -213,12 +213,8 @@ def within_context(
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:
   """Returns the folder of the index of some paths in the user's cache."""
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-  # The rows of an index have the paths as they were typed, so each spelling
-  # has an index of its own.
-  spellings = {
-    (os.path.abspath(os.path.expanduser(path)), path) for path in paths
-  }
-  name = json_files.sha256(sorted(spellings))[:16]
+  places = {os.path.abspath(os.path.expanduser(path)) for path in paths}
+  name = json_files.sha256(sorted(places))[:16]
   return cache.expanduser() / "anysearch" / "indexes" / name
 
 

@@ -2,7 +2,8 @@
 
 A conversation with tags or tools is too much for small language models: they
 write queries that repeat the prompt, search again and again, or answer out of
-form. Here the question itself is the first query. Each request is a new
+form. Here the question itself is the first query, of a conversation the last
+one. Each request is a new
 conversation with the question and all passages so far. While searches remain it
 asks for one more query (`more`), and at last for the answer (`last`), which is
 the model's whole reply:
@@ -55,7 +56,7 @@ def begin(opened: episode_state.Episode) -> episode_state.Episode:
   if not opened.affords(protocol.SEARCH):
     # The prompt for a budget of 0 asks for the answer.
     return dataclasses.replace(opened, memory=ANSWER)
-  return _search(opened, opened.question.text)
+  return _search(opened, protocol.last_question(opened.question.text))
 
 
 def step(

@@ -20,7 +20,7 @@ from starlette import exceptions
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.agent import events
-from anysearch_jax.environment import citations
+from anysearch_jax.environment import citations, protocol
 
 # No question is longer than this, about 50,000 tokens.
 MAX_CHARACTERS = 200_000
@@ -540,11 +540,11 @@ def conversation(
     )
   if len(turns) == 1:
     return last
-  earlier = (
-    f"{role}: {citations.without_marks(text) if cites else text}"
+  earlier = [
+    (role, (citations.without_marks(text) or "") if cites else text)
     for role, text in turns[:-1]
-  )
-  return "\n".join([*earlier, f"question: {last}"])
+  ]
+  return protocol.conversation(earlier, last)
 
 
 def url_citations(reply: events.Reply, served: Served) -> list[dict[str, Any]]:

@@ -167,32 +167,34 @@ def update(
     newest = building.newest_build(folder)
     stored = {} if afresh else _read_intact(newest)
     files_before = _files(stored) if stored.get("made_by") == recipe else {}
-    is_same = files_before.keys() == {*documents.files}
+    places_before = {(file.path, file.name) for file in files_before.values()}
+    is_same = places_before == {*documents.files}
     if files_before and is_same and _serves(stored, search_recipe):
       if all(file.stamp == stamp(file.path) for file in files_before.values()):
         return _summary(documents, files_before, files_before)
     next_build = folder / _NEXT
     shutil.rmtree(next_build, ignore_errors=True)
     (next_build / "corpus").mkdir(parents=True)
-    files: dict[finding.File, File] = {}
-    file_stamps = {file: stamp(file.path) for file in documents.files}
+    files: dict[str, File] = {}
+    file_stamps = {file.name: stamp(file.path) for file in documents.files}
     unchanged = {
-      file
-      for file, file_before in files_before.items()
-      if file_stamps.get(file) == file_before.stamp
+      name
+      for name, file_before in files_before.items()
+      if file_stamps.get(name) == file_before.stamp
     }
     with (
       reader_process.Readers(reader_settings) as readers,
       (next_build / _ROWS).open("wb") as lines,
     ):
       texts = readers.read_all(
-        file.path for file in documents.files if file not in unchanged
+        file.path for file in documents.files if file.name not in unchanged
       )
       for done, file in enumerate(documents.files, start=1):
-        if file in unchanged:
-          files[file] = _copy_rows(files_before[file], newest, lines)
+        name = file.name
+        if name in unchanged:
+          files[name] = _copy_rows(files_before[name], newest, file.path, lines)
         else:
-          files[file] = _write_rows(file, file_stamps[file], next(texts), lines)
+          files[name] = _write_rows(file, file_stamps[name], next(texts), lines)
         on_file(done, len(documents.files))
     had_files = not afresh and (newest / _FILES).is_file()
     summary = _summary(documents, files, files_before)._replace(
@@ -340,10 +342,10 @@ def _read_intact(build: pathlib.Path) -> dict[str, Any]:
   return stored
 
 
-def _files(stored: Mapping[str, Any]) -> dict[finding.File, File]:
-  """Returns the files of a build."""
+def _files(stored: Mapping[str, Any]) -> dict[str, File]:
+  """Returns the files of a build by name."""
   files = [File(*values) for values in stored["files"]]
-  return {finding.File(file.path, file.name): file for file in files}
+  return {file.name: file for file in files}
 
 
 def _serves(stored: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
@@ -356,13 +358,26 @@ def _serves(stored: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
   return searched_by == recipe
 
 
-def _copy_rows(file_before: File, build: pathlib.Path, out: IO[bytes]) -> File:
-  """Copies the rows of an unchanged file from a build."""
+def _copy_rows(
+  file_before: File, build: pathlib.Path, path: str, out: IO[bytes]
+) -> File:
+  """Copies the rows of an unchanged file from a build, with its path now."""
   start = out.tell()
   with (build / _ROWS).open("rb") as lines:
     lines.seek(file_before.start)
-    out.write(lines.read(file_before.end - file_before.start))
-  return file_before._replace(start=start, end=out.tell())
+    rows = lines.read(file_before.end - file_before.start)
+  if path == file_before.path:
+    out.write(rows)
+  else:  # The same folder in another spelling.
+    for row in rows.splitlines():
+      _write_row(json.loads(row) | {"path": path}, out)
+  return file_before._replace(path=path, start=start, end=out.tell())
+
+
+def _write_row(row: Mapping[str, Any], out: IO[bytes]) -> None:
+  line = json.dumps(row, ensure_ascii=False) + "\n"
+  # The name of a file may have bytes that are not UTF-8.
+  out.write(line.encode(errors="backslashreplace"))
 
 
 def _write_rows(
@@ -382,9 +397,7 @@ def _write_rows(
       "page": passage.page,
       "heading": passage.heading,
     }
-    line = json.dumps(row, ensure_ascii=False) + "\n"
-    # The name of a file may have bytes that are not UTF-8.
-    out.write(line.encode(errors="backslashreplace"))
+    _write_row(row, out)
   return File(
     path=file.path,
     name=file.name,
@@ -453,8 +466,8 @@ def _analysis(language: str, rows: pathlib.Path) -> str:
 
 def _summary(
   documents: finding.FoundFiles,
-  files: Mapping[finding.File, File],
-  files_before: Mapping[finding.File, File],
+  files: Mapping[str, File],
+  files_before: Mapping[str, File],
 ) -> Summary:
   """Compares the files of an update with those of the previous build."""
   stamps_now = _stamps(files)
@@ -482,7 +495,7 @@ def _summary(
 
 
 def _stamps(
-  files: Mapping[finding.File, File],
-) -> dict[finding.File, tuple[int, ...]]:
+  files: Mapping[str, File],
+) -> dict[str, tuple[int, ...]]:
   """Returns the stamps of the files that have passages."""
   return {key: tuple(file.stamp) for key, file in files.items() if file.rows}

@@ -30,12 +30,13 @@ def folder(tmp_path, monkeypatch):
   """A reader's folder: notes, questions, and the files that a page shows."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  # A reader has not installed the extra `dense` yet.
+  monkeypatch.setattr(installed, "is_installed", lambda: False)
   (tmp_path / "my_notes").mkdir()
   (tmp_path / "my_notes/lease.md").write_text(LEASE)
   (tmp_path / "my_notes/todo.txt").write_text("Call the plumber.\n")
   (tmp_path / "mine.jsonl").write_text(QUESTIONS)
   # The pages show searches by words.
-  monkeypatch.setattr(installed, "is_installed", lambda: False)
   return tmp_path
 
 

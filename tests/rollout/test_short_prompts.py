@@ -14,6 +14,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
+from anysearch_jax.environment import protocol
 from anysearch_jax.rollout import chat_completions, plain_text
 
 PLAIN = plain_text.PlainText()
@@ -27,6 +28,7 @@ LAST = "Answer the question from the passages"
 @contextlib.contextmanager
 def asked(
   reply, *, prompts="documents_short", budget=2, faults=(), deadline=None,
+  question=QUESTION,
   **limits,
 ):  # fmt: skip
   """Yields the reply to a question, its events and the server."""
@@ -49,7 +51,7 @@ def asked(
     with agent_lib.Agent(
       engine, PLAIN, retriever, config=config, slots=1
     ) as agent:
-      told = list(agent.stream(QUESTION, budget=budget, deadline=deadline))
+      told = list(agent.stream(question, budget=budget, deadline=deadline))
       yield told[-1].reply, told, server
     engine.close()
 
@@ -166,3 +168,11 @@ def test_a_server_that_fails_is_named():
   with asked(saying("rent"), faults=faults) as (reply, *_):
     assert reply.answer is None
     assert "HTTP 500" in reply.reason
+
+
+def test_of_a_conversation_the_last_question_is_searched():
+  turns = [("user", "question: the rent?"), ("assistant", "900 euros")]
+  text = protocol.conversation(turns, QUESTION)
+  with asked(saying("rent"), budget=1, question=text) as (reply, _, server):
+    assert reply.trajectory.queries == (QUESTION,)
+  assert f"Question: {text}" in prompts_of(server)[0]
