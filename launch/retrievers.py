@@ -517,7 +517,11 @@ def _refusal(
 def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   """Checks that a configuration, which a run stores, has no keys in it."""
   urls = [("url", c.url)] if c.url else []
-  models = [("simulated", c.simulated), ("refined", c.refined)]
+  models = [
+    ("encoder", c.encoder),
+    ("simulated", c.simulated),
+    ("refined", c.refined),
+  ]
   urls += [model for model in models if _is_url(model[1])]
   variables = [
     ("key_variable", c.key_variable),
