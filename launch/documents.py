@@ -88,7 +88,7 @@ def read_config() -> config_lib.ExperimentConfig:
     f["config"].value = f"configs/documents.py:{preset}"
   config = launch_flags.read_config()
   if is_default and f.hf:
-    config = _within_context(config, pathlib.Path(shipped.find(f.hf)))
+    config = _within_context(config, pathlib.Path(shipped.find_policy(f.hf)))
   index_folder = f.index or str(_cache_folder(f.documents))
   return config_lib.changed(
     config, retrieval={"kind": "index", "index": index_folder}
@@ -112,14 +112,13 @@ def _within_context(
 
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:
   """Returns the folder of the index of some paths in the user's cache."""
-  cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
   # The rows of an index have the paths as they were typed, so each spelling
   # has an index of its own.
   spellings = {
     (os.path.abspath(os.path.expanduser(path)), path) for path in paths
   }
   name = json_files.sha256(sorted(spellings))[:16]
-  return cache.expanduser() / "anysearch" / "indexes" / name
+  return disk.user_cache() / "indexes" / name
 
 
 def update(config: config_lib.ExperimentConfig) -> None:
