@@ -274,8 +274,12 @@ def _rope(
   theta = _number(values, "rope.freq_base", _ROPE_THETA)
   rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
   kind = values.get("rope.scaling.type", "none")
+  if kind not in ("none", "linear", "yarn"):
+    raise ValueError(
+      f"rope.scaling.type is {kind!r}, which is not supported; expected "
+      "'none', 'linear' or 'yarn'"
+    )
   if kind != "none":
-    # `hf_architecture` refuses kinds that it does not know.
     rope |= {
       "rope_type": kind,
       "factor": _number(values, "rope.scaling.factor"),

@@ -42,7 +42,7 @@ WIDE = {
   "hidden_size": 256,
   "intermediate_size": 256,
   "num_attention_heads": 4,
-  "vocab_size": SIZE,
+  "head_dim": 64,
 }
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "tokenizers"
 
@@ -216,12 +216,18 @@ def vocabulary_of(folder, **extra):
 @pytest.mark.parametrize(
   ("name", "pre", "ends"),
   [
-    ("qwen2.5", "qwen2", {"<|im_end|>", "<|endoftext|>"}),
     ("qwen3", "qwen2", {"<|im_end|>", "<|endoftext|>"}),
-    (
+    pytest.param(
+      "qwen2.5",
+      "qwen2",
+      {"<|im_end|>", "<|endoftext|>"},
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
       "llama3.1",
       "llama-bpe",
       {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"},
+      marks=pytest.mark.slow,
     ),
   ],
 )
@@ -236,9 +242,8 @@ def test_ids_are_those_of_the_published_tokenizer(name, pre, ends, tmp_path):
   ours = tokenizer_lib.Tokenizer.from_folder(tmp_path / "converted")
   theirs = tokenizer_lib.Tokenizer.from_folder(SHARED / name)
   assert ours.vocab_size == theirs.vocab_size
-  assert {
-    ours.hf.convert_ids_to_tokens(i) for i in ours.end_of_turn_ids
-  } == ends
+  end_ids = sorted(ours.end_of_turn_ids)
+  assert set(ours.hf.convert_ids_to_tokens(end_ids)) == ends
   for text in texts():
     ids = theirs.encode(text)
     assert ours.encode(text) == ids, text
@@ -332,7 +337,7 @@ def refused(path, folder):
     ({"qwen3.embedding_length": 64}, r"has shape \(\d+, 32\), expected"),
     ({"qwen3.attention.head_count": [4, 4]}, "head_count is .*expected a pos"),
     ({"qwen3.rope.scaling.type": "longrope", "qwen3.rope.scaling.factor": 2.0},
-     "RoPE type 'longrope' is not supported"),
+     "rope.scaling.type is 'longrope', .*'linear'"),
     ({"tokenizer.ggml.pre": "tekken"}, "words by 'tekken' .*expected one of"),
     ({"tokenizer.ggml.model": "t5"}, "kind 't5' .*expected 'gpt2' or 'llama'"),
     ({"tokenizer.ggml.merges": ["x y z"]}, "merges 'x y z' .*two tokens"),
