@@ -118,9 +118,9 @@ class _Cursor:
         f"its header has more than {_MAX_HEADER_BYTES >> 20} MiB; expected "
         "a vocabulary and sizes"
       )
-    taken = self.data[self.position : end]
+    content = self.data[self.position : end]
     self.position = end
-    return taken
+    return content
 
   def number(self, form: str = "<I") -> int:
     """Returns the next number, in a format of `struct`."""

@@ -136,13 +136,18 @@ def convert(
       entries = _entries(file, a)
       tokenizer, ends = gguf_tokenizer.make(file.metadata)
       tokenizer.save_pretrained(temporary)
-      json_files.write(temporary / "config.json", config)
       ids = {"eos_token_id": ends} if ends else {}
+      json_files.write(temporary / "config.json", config | ids)
       json_files.write(temporary / "generation_config.json", ids)
       hf.describe(temporary)
     except ValueError as error:
       sentence = str(error).removeprefix(f"{temporary}: ").removesuffix(".")
       raise ValueError(f"{path}: {sentence}.") from error
+    except (ArithmeticError, AttributeError, TypeError) as error:
+      raise ValueError(
+        f"{path}: a value of its metadata is of the wrong type ({error}); copy "
+        "the file again."
+      ) from error
     _write(temporary / tensor_files.SINGLE_NAME, file, entries)
   return a
 
@@ -186,7 +191,7 @@ def _config(file: gguf_files.GgufFile) -> dict[str, Any]:
     "attention_bias": "blk.0.attn_output.bias" in file.tensors,
     "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
     "bos_token_id": None,
-    "eos_token_id": file.metadata.get("tokenizer.ggml.eos_token_id"),
+    "eos_token_id": None,
     "pad_token_id": None,
     "dtype": "float32",
   }
@@ -202,10 +207,12 @@ def _gemma3(
   """Returns the keys of config.json that only Gemma 3 has."""
   layers = config["num_hidden_layers"]
   window = values.get("attention.sliding_window", 0)
-  period = values.get("attention.sliding_window_pattern", _WINDOW_PERIOD)
+  period_key = "attention.sliding_window_pattern"
+  period = values.get(period_key)
   if isinstance(period, np.ndarray):
     has_window = [bool(x) for x in period]
   else:
+    period = _size(values, period_key, _WINDOW_PERIOD)
     has_window = [(i + 1) % period != 0 for i in range(layers)]
   scalar = config["head_dim"]
   if layers == _LAYERS_OF_27B:
@@ -228,7 +235,7 @@ def _gemma3(
 
 def _check_keys(values: dict[str, Any], prefix: str, head_dim: int) -> None:
   """Refuses keys of the architecture that may change what it computes."""
-  only = {
+  supported = {
     "attention.causal": True,
     "attention.value_length": head_dim,
     "expert_count": 0,
@@ -236,12 +243,12 @@ def _check_keys(values: dict[str, Any], prefix: str, head_dim: int) -> None:
     "rope.dimension_count": head_dim,
   }
   for key, value in values.items():
-    if key in only and value != only[key]:
+    if key in supported and value != supported[key]:
       raise ValueError(
         f"{prefix}{key} is {value!r}, which is not supported; expected "
-        f"{only[key]!r}"
+        f"{supported[key]!r}"
       )
-    if key not in {*only, *_SIZES.values(), *_READ, *_HARMLESS}:
+    if key not in {*supported, *_SIZES.values(), *_READ, *_HARMLESS}:
       raise ValueError(
         f"has the unknown key {prefix}{key} ({value!r:.80}), which may change "
         "what the model computes; expected keys that are known, so download "

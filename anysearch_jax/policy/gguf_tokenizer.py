@@ -249,7 +249,7 @@ def _sentencepiece(
   )
   model = models.BPE(
     ids,
-    [(left, right) for _, _, left, right in ranked],
+    [tuple(pair) for _, _, *pair in ranked],
     unk_token=_UNKNOWN,
     fuse_unk=True,
     byte_fallback=True,

@@ -344,6 +344,10 @@ def refused(path, folder):
     ({"tokenizer.ggml.eos_token_id": 999}, "eos_token_id is 999, .*265 tokens"),
     ({"tokenizer.ggml.token_type": [1, 1]}, "265 tokens, 2 types of tokens"),
     ({"general.alignment": 0}, "general.alignment is 0, expected 32"),
+    # Values of other types.
+    ({"general.architecture": [1, 2]}, "a value of its metadata is of the wro"),
+    ({"tokenizer.ggml.merges": 7}, "a value of its metadata is of the wrong t"),
+    ({"tokenizer.ggml.token_type": 7}, "a value of its metadata is of the wro"),
   ],
 )  # fmt: skip
 def test_what_is_not_supported_is_named(tmp_path, tiny, change, sentence):
