@@ -167,7 +167,9 @@ def _config(file: gguf_files.GgufFile) -> dict[str, Any]:
     for key, value in file.metadata.items()
     if key.startswith(prefix)
   }
-  config = {key: _size(values, name) for key, name in _SIZES.items()}
+  config: dict[str, Any] = {
+    key: _size(values, name) for key, name in _SIZES.items()
+  }
   layers = config["num_hidden_layers"]
   if layers > len(file.tensors):
     raise ValueError(

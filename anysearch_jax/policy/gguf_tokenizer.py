@@ -249,7 +249,7 @@ def _sentencepiece(
   )
   model = models.BPE(
     ids,
-    [tuple(pair) for _, _, *pair in ranked],
+    [(first, second) for _, _, first, second in ranked],
     unk_token=_UNKNOWN,
     fuse_unk=True,
     byte_fallback=True,
