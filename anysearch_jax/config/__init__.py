@@ -24,6 +24,7 @@ from anysearch_jax.config.learning import (
   OptimizerConfig,
   PipelineConfig,
   RewardConfig,
+  SftConfig,
 )
 from anysearch_jax.config.methods import MethodConfig
 from anysearch_jax.config.rollout import (
@@ -208,6 +209,7 @@ class ExperimentConfig:
   batch: BatchConfig = BatchConfig()
   mesh: MeshConfig = MeshConfig()
   lora: LoraConfig = LoraConfig()
+  sft: SftConfig = SftConfig()
   data: DataConfig = DataConfig()
   watch: WatchConfig = WatchConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()
