@@ -11,14 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from anysearch_jax.demonstrations import evidence_chains
+
 Row = Mapping[str, Any]
-NOT_IMITATED = (
-  "failed",
-  "wrong answer",
-  "malformed",
-  "costlier than another",
-  "right with fewer searches at a lower budget",
-)
 
 
 class Cell(NamedTuple):
@@ -28,7 +23,7 @@ class Cell(NamedTuple):
     kept: number of kept episodes.
     searches: their searches.
     tokens: tokens that the policy wrote in them.
-    dropped: number of the others by reason, one of `NOT_IMITATED`.
+    dropped: number of the others by reason.
   """
 
   kept: int
@@ -75,8 +70,11 @@ def _fault(row: Row) -> str:
   """Returns why an episode must not be imitated; "" if it may be."""
   if row["failed"]:
     return "failed"
+  if row["answer"] is None:
+    return "no answer"
   if not row["em"]:
-    return "wrong answer"
+    is_unknown = row["answer"] == evidence_chains.UNKNOWN
+    return "answer not found" if is_unknown else "wrong answer"
   return "malformed" if row["format"] == 0 else ""
 
 
