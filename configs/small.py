@@ -62,8 +62,8 @@ _CPU = Sizes(
   lanes=(8, 40),
   dtype="float32",
   batch=config_lib.BatchConfig(
-    row_lengths=(192, 384, 768, 1152),
-    micro_batch_tokens=1152,
+    row_lengths=(448, 704, 1152),
+    micro_batch_tokens=1408,
     max_micro_batches=48,
   ),
 )
@@ -115,7 +115,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     ),
     optimizer=config_lib.OptimizerConfig(learning_rate=2e-5),
     lora=config_lib.LoraConfig(rank=32, base_dtype=sizes.dtype),
-    sft=config_lib.SftConfig(steps=160, learning_rate=3e-4),
+    sft=config_lib.SftConfig(steps=150, demonstrations=16, learning_rate=3e-4),
     engine=config_lib.EngineConfig(
       slots=sizes.slots,
       max_context=_CONTEXT,

@@ -128,12 +128,15 @@ def _inputs(config: config_lib.ExperimentConfig) -> _Inputs:
     _check_prompts(path, parts.prompts(config.episode))
   rows = [row for path in paths for row in journal.read(path)]
   demonstrations, left_out = imitation.encode_all(
-    rows, config=config, environment=environment, codec=codec
+    rows,
+    longest=config.episode.max_context,
+    environment=environment,
+    codec=codec,
   )
   if not demonstrations:
     raise ValueError(
       f"--demonstrations: found none that fits among {len(rows)}; expected "
-      "some. Raise episode.max_context and batch.row_lengths."
+      "some. Raise episode.max_context."
     )
   source = parts.source(config)
   questions = _held_out(config, source, rows)

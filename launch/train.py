@@ -159,6 +159,7 @@ def _train(
     sys.exit(f"launch.train: {error} {_resume_sentence(folder)}")
   except (
     checkpoint.DamagedError,
+    health.NoGradientError,
     health.NotFiniteError,
     health.FailedEpisodesError,
     health.WrongWeightsError,

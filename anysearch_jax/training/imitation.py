@@ -32,6 +32,8 @@ from anysearch_jax.training import batching, checkpoint, metrics
 from anysearch_jax.training import learner as learner_lib
 
 _ADDRESS = types.Address(rollout=0, question=0, sample=0)
+# `encode_all` counts what is too long.
+_NO_LIMITS = config_lib.EpisodeConfig(max_context=1 << 20)
 _WARMUP = 0.1  # Share of the steps.
 
 
@@ -50,7 +52,6 @@ class Demonstration(NamedTuple):
 def encode(
   row: Mapping[str, Any],
   *,
-  config: config_lib.EpisodeConfig,
   environment: spec.Environment,
   codec: types.TextCodec,
 ) -> Demonstration:
@@ -58,7 +59,6 @@ def encode(
 
   Args:
     row: an episode as `records.episode` returns it.
-    config: limits of episodes.
     environment: the one that it was played in.
     codec: of the policy that is trained.
   """
@@ -70,7 +70,7 @@ def encode(
     budget=budgets_lib.of_row(row),
     scaffold=row["scaffold"],
     address=_ADDRESS,
-    config=config,
+    config=_NO_LIMITS,
     environment=environment,
     codec=codec,
   )
@@ -86,7 +86,7 @@ def encode(
 def encode_all(
   rows: Iterable[Mapping[str, Any]],
   *,
-  config: config_lib.ExperimentConfig,
+  longest: int,
   environment: spec.Environment,
   codec: types.TextCodec,
 ) -> tuple[list[Demonstration], Counter[str]]:
@@ -94,16 +94,13 @@ def encode_all(
 
   Args:
     rows: episodes as `records.episode` returns them.
-    config: has the limits of episodes and of training rows.
+    longest: limit on the tokens of an episode.
     environment, codec: as for `encode`.
   """
-  longest = min(config.episode.max_context, config.batch.row_lengths[-1])
   demonstrations = []
   left_out: Counter[str] = Counter()
   for row in rows:
-    demonstration = encode(
-      row, config=config.episode, environment=environment, codec=codec
-    )
+    demonstration = encode(row, environment=environment, codec=codec)
     if len(demonstration.token_ids) > longest:
       left_out[f"longer than {longest} tokens"] += 1
     elif not demonstration.by_model.any():

@@ -228,10 +228,10 @@ def test_other_texts_and_demonstrated_held_out_questions_are_refused(work):
 
 def test_demonstrations_that_do_not_fit_are_counted(work):
   said = run(
-    sft, *learning(work, "z", "--config.batch.row_lengths=64", "--dry_run")
+    sft, *learning(work, "z", "--config.episode.max_context=64", "--dry_run")
   )
   assert "found none that fits among 6" in said
   ended, said = printed(
-    sft, *learning(work, "z", "--config.batch.row_lengths=640", "--dry_run")
+    sft, *learning(work, "z", "--config.episode.max_context=512", "--dry_run")
   )
-  assert not ended and "without" in said and "longer than 640 tokens" in said
+  assert not ended and "without" in said and "longer than 512 tokens" in said
