@@ -13,6 +13,7 @@ from commands import printed, run
 
 from anysearch_jax.evaluation import journal
 from anysearch_jax.launch import build_index, demonstrate, prepare_data, sft
+from anysearch_jax.methods import systems
 from anysearch_jax.policy import hf
 from anysearch_jax.training import checkpoint, imitation
 
@@ -110,6 +111,43 @@ def test_demonstrations_follow_the_evidence_within_each_budget(work):
   summary = json.loads((work / "demonstrations" / "summary.json").read_text())
   dropped = [sum(cell["dropped"].values()) for cell in summary["cells"]]
   assert summary["played"] == summary["kept"] + sum(dropped) == 9
+
+
+def test_an_episode_is_imitated_in_the_tokens_that_were_played(work):
+  environment = systems.environment("compact")
+  codec = byte_policy.tokenizer()
+  for row in journal.read(work / "demonstrations" / "episodes.jsonl"):
+    imitated = imitation.encode(row, environment=environment, codec=codec)
+    assert imitated.token_ids.tolist() == row["tokens"]["ids"]
+    by_model = [
+      author == "model"
+      for author, count in row["tokens"]["authors"]
+      for _ in range(count)
+    ]
+    assert imitated.by_model.tolist() == by_model
+
+
+def test_right_episodes_of_a_policy_are_kept_the_cheapest_first(tmp_path):
+  ended, said = printed(
+    *(demonstrate, "--config=configs/quickstart.py", "--source=policy"),
+    *("--scripted=everything", "--budgets=0,2,8", *output(tmp_path)),
+    "--config.evaluation.questions=12",
+  )
+  assert not ended, ended
+  folder = tmp_path / "demonstrations"
+  played = list(journal.read(folder / "played" / "episodes.jsonl"))
+  kept = list(journal.read(folder / "episodes.jsonl"))
+  assert len(played) == 36 and 12 <= len(kept) < 36
+  assert all(row["em"] for row in kept)
+  cheapest = {}
+  for row in played:
+    if row["em"]:
+      id_ = row["question_id"]
+      cheapest[id_] = min(cheapest.get(id_, 99), row["searches"])
+  # What a lower budget answered is not searched for at a higher one.
+  first = {row["question_id"]: row for row in reversed(kept)}
+  assert {id_: row["searches"] for id_, row in first.items()} == cheapest
+  assert "right with fewer searches at a lower budget" in said
 
 
 def test_the_same_command_adds_nothing_and_other_settings_are_refused(work):
