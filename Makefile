@@ -117,7 +117,7 @@ docs: $(READY)-docs
 lock: $(VENV)/bin/python
 	$(PIP) uv
 	$(COMPILE) --extra train --output-file requirements.lock
-	for extra in serve web wandb mlflow milvus test docs plan tpu cuda13 cuda12; do \
+	for extra in dense serve local web wandb mlflow milvus test docs plan tpu cuda13 cuda12; do \
 	  $(COMPILE) --extra $$extra --constraint requirements.lock \
 	    $$(sed -n 's/^\([^ ;]*\)==[^;]*$$/--no-emit-package \1/p' requirements.lock) \
 	    --output-file locks/$$extra.lock || exit 1; done

@@ -94,6 +94,9 @@ import anysearch_jax.world.expert_policy as world_agents
 import anysearch_jax.world.optimum as optimum
 import anysearch_jax.world.world as generated_world
 from anysearch_jax.retrieval.documents.folder import update as index_documents
+from anysearch_jax.retrieval.encoder.installed import (
+  open_encoder as open_encoder,
+)
 from anysearch_jax.retrieval.lexical import LexicalRetriever as LexicalRetriever
 from anysearch_jax.retrieval.pipeline import fuse as fuse
 from anysearch_jax.retrieval.pipeline import rerank as rerank
@@ -207,6 +210,7 @@ __all__ = [
   "optimum",
   "generated_world",
   "index_documents",
+  "open_encoder",
   "LexicalRetriever",
   "fuse",
   "rerank",

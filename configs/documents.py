@@ -1,7 +1,6 @@
 """Questions about documents of your own, to a model that was not trained here.
 
-    anysearch ask --documents=my_notes --openai=URL --openai_model=NAME \
-        --budget=2 "When does the lease end?"
+    anysearch ask --documents=my_notes --budget=2 "When does the lease end?"
 
 `--documents` uses this configuration unless `--config` names another.
 

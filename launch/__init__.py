@@ -34,7 +34,7 @@ def _report_missing_package(
     if package not in ("", "anysearch_jax"):
       extra = _EXTRAS.get(package, "train")
       sys.stderr.write(
-        f"launch: found no package {package!r}, which this command needs; "
+        f"anysearch: found no package {package!r}, which this command needs; "
         f"pip install 'anysearch_jax[{extra}]'\n"
       )
       return

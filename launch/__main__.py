@@ -6,38 +6,20 @@ arguments, so process listings and signals treat the two alike.
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import difflib
+import importlib.metadata
 import os
-import pathlib
+import platform
 import sys
 
-from anysearch_jax.launch import shipped, stopping
-
-# A command's other name, with the flags that it stands for.
-_ALIASES = {"chat": ("ask", "--chat"), "cluster": ("node", "--target=slurm")}
-_GUARD = 'if __name__ == "__main__":'
-
-
-def commands() -> dict[str, str]:
-  """Returns the commands of `launch/`, each with its docstring's first line.
-
-  Sources are read and not imported, because some import JAX.
-  """
-  descriptions = {}
-  for file in sorted(pathlib.Path(__file__).parent.glob("[!_]*.py")):
-    source = file.read_text()
-    if _GUARD in source:
-      text = ast.get_docstring(ast.parse(source)) or ""
-      descriptions[file.stem] = text.partition("\n")[0]
-  for name, alias_words in _ALIASES.items():
-    descriptions[name] = f"The same as `{' '.join(alias_words)}`."
-  return dict(sorted(descriptions.items()))
+import anysearch_jax
+from anysearch_jax.launch import command_table, shipped, stopping
 
 
 def usage() -> str:
   """Returns the list of commands, as `anysearch --help` prints it."""
-  descriptions = commands()
+  descriptions = command_table.commands()
   width = max(map(len, descriptions))
   command_lines = (
     f"  {name:{width}}  {line}" for name, line in descriptions.items()
@@ -48,20 +30,33 @@ def usage() -> str:
   )
 
 
+def version() -> str:
+  """Returns the versions that a report of an error needs, a line each."""
+  version_lines = [
+    f"anysearch {anysearch_jax.__version__}",
+    f"Python {platform.python_version()}",
+    platform.platform(),
+  ]
+  # Importing JAX takes a second.
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    version_lines.append(f"JAX {importlib.metadata.version('jax')}")
+  return "\n".join(version_lines)
+
+
 def main() -> None:
   """Replaces this process by the command that `sys.argv` names."""
   stopping.keep_output()
   requested, *arguments = sys.argv[1:] or ["--help"]
+  if requested == "help" and arguments:
+    requested, arguments = arguments[0], ["--help"]
   if requested in ("--help", "-h", "help"):
     print(usage())
     return
-  if requested == "--version":
-    import anysearch_jax  # Slow; the list of commands does not need it.
-
-    print(f"anysearch {anysearch_jax.__version__}")
+  if requested in ("--version", "version"):
+    print(version())
     return
   name = requested.replace("-", "_")
-  descriptions = commands()
+  descriptions = command_table.commands()
   if name not in descriptions:
     suggestions = difflib.get_close_matches(name, descriptions, n=1)
     hint = f"did you mean {suggestions[0]!r}? " if suggestions else ""
@@ -70,7 +65,7 @@ def main() -> None:
       "`anysearch --help` lists all.\n"
     )
     sys.exit(2)
-  command, *alias_flags = _ALIASES.get(name, (name,))
+  command, *alias_flags = command_table.ALIASES.get(name, (name,))
   os.execv(
     sys.executable,
     [

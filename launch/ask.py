@@ -1,10 +1,12 @@
 r"""Asks a policy questions under a search budget.
 
-    python -m launch.ask --documents=my_notes --openai=URL --openai_model=NAME \
-        --budget=2 "When does the lease end?"
-    python -m launch.ask --config=configs/quickstart.py --budget=3 "QUESTION"
+    anysearch ask --documents=my_notes --budget=2 "When does the lease end?"
+    anysearch ask --config=configs/quickstart.py --budget=3 "QUESTION"
+    anysearch chat --documents=my_notes
+    anysearch chat --config=configs/quickstart.py --budget=3
 
---documents names files and folders of your own, see `launch.documents`.
+--documents names files and folders of your own, see `launch.documents`. Without
+a flag for the policy, servers of this machine are asked for a model.
 
 Without a question it reads one from each line of the terminal or the pipe, and
 in the generated world it begins with some that can be asked. It shows the
@@ -100,9 +102,8 @@ def main(argv: Sequence[str]) -> None:
       budgets = (budgets_lib.parse(f.budget, config.evaluation.prices),)
     except ValueError as error:
       raise app.UsageError(f"--budget={f.budget}: {error}") from error
-  config, choice = policies.read_flags(config)
+  config, choice = policies.read_flags(config, finds_servers=True)
   jax_setup.configure(threads=f.threads, cache=f.cache)
-  documents.update(config)
   from anysearch_jax.agent import agent as agent_lib
   from anysearch_jax.launch import agents
 
@@ -110,17 +111,19 @@ def main(argv: Sequence[str]) -> None:
   prompts = sys.stdin.isatty() and not f.json and (f.chat or not questions)
   try:
     prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
+    documents.update(config)
     with agents.open_agent(prepared) as agent:
       if prompts:
         greet([question.text for question in agent.examples[:_EXAMPLES]])
       if f.chat:
         lines = itertools.chain(questions, _typed(prompt=prompts))
         return chat(agent, config, budgets[0], lines)
+      all_answered = True
       for text in questions or _typed(prompt=prompts):
-        all_answered = _ask(agent, text, budgets)
+        all_answered &= _ask(agent, text, budgets)
   except agent_lib.BusyError as error:
-    sys.exit(f"launch.ask: {error}")
-  if questions and not all_answered:
+    sys.exit(f"anysearch ask: {error}")
+  if not prompts and not all_answered:
     sys.exit(1)
 
 
@@ -162,14 +165,13 @@ def chat(
 
   Args:
     agent: answers the questions.
-    config: configuration of the agent: its context and its prices.
+    config: configuration of the agent: its prices.
     budget: the budget of each answer, until /budget changes it.
     lines: what the user types: questions, and commands that begin with "/".
   """
   from anysearch_jax.serving import fields
 
   f = flags.FLAGS
-  max_characters = 2 * config.episode.max_context
   turns: list[tuple[str, str]] = []
   documents: Iterable[Sequence[types.Passage]] = ()
   for line in lines:
@@ -191,7 +193,8 @@ def chat(
     else:
       while (
         turns
-        and sum(len(text) for _, text in turns) + len(line) > max_characters
+        and sum(len(text) for _, text in turns) + len(line)
+        > agent.history_characters
       ):
         del turns[:2]
         _say("The oldest question is left out from here on.", "budget")
@@ -231,7 +234,8 @@ def record(reply: events.Reply) -> dict[str, Any]:
     **reply.record(),
     "queries": list(reply.trajectory.queries),
     "citations": [
-      {"number": number, "id": p.id, "title": p.title} | citations.source(p)
+      {"number": number, "id": p.id, "title": citations.title(p)}
+      | citations.source(p)
       for number, p in reply.citations
     ],
     "refused_citations": list(reply.refused_citations),
@@ -355,4 +359,19 @@ if __name__ == "__main__":
   # A warning of a library in the middle of an answer helps nobody.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   define_flags()
-  launch_flags.run(main, arguments=True)
+  launch_flags.run(
+    main,
+    arguments="[QUESTION]",
+    plain_log=True,
+    first_flags=(
+      "documents",
+      "openai",
+      "openai_model",
+      "local",
+      "hf",
+      "config",
+      "budget",
+      "ocr",
+      *(() if "--chat" in sys.argv else ("compare", "json")),
+    ),
+  )

@@ -1,9 +1,9 @@
 r"""Builds an index over documents, or over a corpus of passages.
 
-    python -m launch.build_index --documents=notes,'papers/**/*.pdf' \
+    anysearch build_index --documents=notes,'papers/**/*.pdf' \
         --output=indexes/mine --update
-    python -m launch.build_index --corpus=wiki-18.jsonl.gz --output=indexes/bm25
-    python -m launch.build_index --corpus=wiki-18.jsonl.gz --kind=flat \
+    anysearch build_index --corpus=wiki-18.jsonl.gz --output=indexes/bm25
+    anysearch build_index --corpus=wiki-18.jsonl.gz --kind=flat \
         --encoder=models/e5-base-v2 --output=indexes/e5
 
 Documents are files, folders and globs: Markdown, text, HTML, CSV, JSON, JSON
@@ -69,9 +69,10 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "kind",
     "bm25",
-    ["bm25", "flat", "faiss_file", "milvus"],
-    "bm25: words; flat: exact search over an encoder's vectors; faiss_file: an "
-    "index that FAISS wrote; milvus: a collection at --address.",
+    ["bm25", "flat", "hybrid", "faiss_file", "milvus"],
+    "bm25: words; flat: exact search over an encoder's vectors; hybrid: both, "
+    "fused; faiss_file: an index that FAISS wrote; milvus: a collection at "
+    "--address.",
   )
   flags.DEFINE_string(
     "encoder",
@@ -141,8 +142,8 @@ def define_flags() -> None:
     "english",
     "Language of the words of bm25: one of Snowball's, such as german; any: "
     "words as they are and pairs of Chinese, Japanese or Korean characters; "
-    "plain: runs of letters. With --documents, the default is the language of "
-    "most passages.",
+    "plain: runs of letters. With --documents, the default is the languages of "
+    "the passages.",
   )
   flags.DEFINE_integer(
     "shard",
@@ -181,8 +182,8 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "questions",
     [],
-    "Files of questions with metadata.gold_doc_ids (FlashRAG's), whose recall "
-    "is printed.",
+    "JSON lines of questions with metadata.gold_doc_ids (FlashRAG's), whose "
+    "recall is printed.",
   )
   flags.DEFINE_integer(
     "topk", 3, "With --questions: passages that a search returns.", 1
@@ -220,6 +221,10 @@ def main(argv) -> None:
     line = lines.setdefault(unit, progress.Line(max(total, 1), unit=unit))
     line.tick(done)
 
+  documents.require_paths()
+  for path in (f.corpus, *f.questions):
+    if path and not pathlib.Path(path).exists():
+      raise ValueError(f"{path}: found no file, expected one to read.")
   encoder = _encoder(f)
   if f.documents:
     _documents(f, encoder, report_progress)
@@ -257,8 +262,7 @@ def main(argv) -> None:
   )
   if how := identity.get("search"):
     print(f"searched with {how['parameter']}={how['value']}")
-  for path in f.questions:
-    print(_recall(index, path, k=f.topk))
+  _print_recall(f, index)
   if encoder is not None and encoder.cut:
     print(
       f"found {encoder.cut} texts that are longer than the "
@@ -315,16 +319,25 @@ def _documents(
   """Makes or updates the index of documents and prints what is in it."""
   from anysearch_jax.retrieval.documents import folder
 
-  if f.kind != ("bm25" if encoder is None else "flat"):
+  kinds = ("bm25",) if encoder is None else ("flat", "hybrid")
+  if f.kind not in kinds:
     raise ValueError(
-      f"found kind {f.kind} for documents, expected bm25, or flat with "
-      "--encoder=FOLDER."
+      f"found kind {f.kind} for documents, expected bm25, or flat or hybrid "
+      "with --encoder=FOLDER."
     )
   language = f.language if f["language"].present else ""
   summary = folder.update(
     f.documents,
     f.output,
-    folder.Settings(f.passage, f.overlap, language, f.ocr, f.follow_links),
+    folder.Settings(
+      tokens=f.passage,
+      overlap=f.overlap,
+      language=language,
+      ocr=f.ocr,
+      follow_links=f.follow_links,
+      ignored_files=f.ignored_files,
+      kind=f.kind,
+    ),
     encoder=encoder,
     afresh=not f.update,
     on_file=functools.partial(report_progress, "file"),
@@ -333,6 +346,16 @@ def _documents(
   max_listed = max(len(summary.skipped), len(summary.partly_read))
   for line in documents.summary_lines(summary, f.output, max_listed):
     print(line)
+  if f.questions:
+    from anysearch_jax.retrieval.index import opening
+
+    _print_recall(f, opening.open_index(f.output, encoder=encoder))
+
+
+def _print_recall(f: flags.FlagValues, index: Any) -> None:
+  """Prints a line for each file of --questions."""
+  for path in f.questions:
+    print(_recall(index, path, k=f.topk))
 
 
 def _recall(index: Any, path: str, *, k: int) -> str:
@@ -348,17 +371,20 @@ def _recall(index: Any, path: str, *, k: int) -> str:
     for number, line in enumerate(file, start=1):
       try:
         values = json_files.parse(line)
-        gold = values.get("metadata", {}).get("gold_doc_ids") or ()
+        gold = (values.get("metadata") or {}).get("gold_doc_ids") or ()
         questions.append((values["question"], frozenset(map(str, gold))))
       except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
           f"{path}, line {number}: {error!r}; expected a JSON object with a "
           "question and metadata.gold_doc_ids."
         ) from error
+  count = len(questions)
   questions = [(question, gold) for question, gold in questions if gold]
   if not questions:
-    raise ValueError(
-      f"{path}: found no question with gold passages, expected at least one."
+    return (
+      f"{path}: found {count} questions without metadata.gold_doc_ids, the ids "
+      "of passages that answer them; recall is not measured. `anysearch "
+      "evaluate` measures the answers."
     )
   answers = index.search([question for question, _ in questions], k)
   results = [
@@ -395,4 +421,19 @@ def _encoder(f: flags.FlagValues) -> Any:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=(
+      "documents",
+      "corpus",
+      "output",
+      "update",
+      "kind",
+      "encoder",
+      "language",
+      "questions",
+      "topk",
+      "ocr",
+    ),
+  )

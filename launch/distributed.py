@@ -1,8 +1,8 @@
 r"""One run on several hosts: the same command on each, under `jax.distributed`.
 
-    python -m launch.train ... --coordinator=10.0.0.1:1234 --processes=2 \
+    anysearch train ... --coordinator=10.0.0.1:1234 --processes=2 \
         --process=0     # and --process=1 on the other host
-    srun python -m launch.train ... --distributed
+    srun anysearch train ... --distributed
 
 With `--distributed` JAX finds the other processes by itself: SLURM, Open MPI,
 Kubernetes (GKE) and TPU pods. Under SLURM and Open MPI each process has one

@@ -1,7 +1,7 @@
 """Checks an installation, and what a run of a configuration needs.
 
-    python -m launch.doctor
-    python -m launch.doctor --config=configs/qwen3_4b.py --output=runs/x
+    anysearch doctor
+    anysearch doctor --config=configs/qwen3_4b.py --output=runs/x
 
 Each check prints one line: ok, warning or problem, what was found, and what to
 do. Nothing is changed, started or paid for, except that --ask_web sends one

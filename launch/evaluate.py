@@ -1,6 +1,6 @@
 r"""Evaluates a policy under several budgets on held-out questions.
 
-    python -m launch.evaluate --config=configs/quickstart.py \
+    anysearch evaluate --config=configs/quickstart.py \
         --hf=runs/quickstart/priced-42/policy --budgets=0..8 --seeds=3 \
         --output=runs/quickstart/priced-42/evaluation/seeds
 
@@ -8,7 +8,7 @@ r"""Evaluates a policy under several budgets on held-out questions.
         --openai=URL --openai_model=NAME --output=evaluations/mine
 
 Plays all questions with all budgets and seeds in one pass. Writes
-episodes.jsonl, one episode per line, which `launch.report` reads, and
+episodes.jsonl, one episode per line, which `anysearch report` reads, and
 config.json, provenance.json and summary.json beside it. If the command is
 killed or episodes fail (it exits with 1), running it again plays what is
 missing. See docs/evaluation.md.
@@ -164,7 +164,7 @@ def _play(
   line = progress.Line(total, unit="episode")
   with (
     policies.player(choice, config, source) as player,
-    line.reporting_waits(retriever.waits),
+    line.reporting_waits(retriever.waits, compiles=choice.is_local),
   ):
     summary = harness.evaluate(
       e,
@@ -238,6 +238,11 @@ def apply_short_flags(
   if f.questions is not None:
     data = {"source": "prepared", "path": f.questions}
     config = config_lib.changed(config, data=data)
+    if not pathlib.Path(f.questions).exists():
+      raise ValueError(
+        f"--questions={f.questions}: found no file, expected rows of question "
+        "and answer."
+      )
     if not any(
       assignment.startswith("evaluation.questions")
       for assignment in f.set_config
@@ -293,4 +298,19 @@ def parse_pairs(text: str) -> tuple[str, ...]:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=(
+      "documents",
+      "questions",
+      "openai",
+      "openai_model",
+      "local",
+      "hf",
+      "config",
+      "budgets",
+      "seeds",
+      "output",
+    ),
+  )

@@ -1,6 +1,7 @@
 """Exports a training run's policy as a Hugging Face folder.
 
-    python -m launch.export_hf --checkpoint=runs/x/checkpoints --output=DIR
+    anysearch export_hf --checkpoint=runs/x/checkpoints --output=DIR
+    anysearch export_hf --checkpoint=runs/x@3 --output=DIR --dtype=float32
 
 Writes sharded safetensors, the configuration, tokenizer and chat template of
 the starting policy, and a model card made from the run. The folder appears

@@ -1,6 +1,6 @@
 r"""The `--config` flags that every command shares, over absl.
 
-    python -m launch.train --config=configs/quickstart.py \
+    anysearch train --config=configs/quickstart.py \
         --config.reward.gamma_mode=off --config.seed=7
 
 `--config=FILE` names a Python file whose `get_config()` returns a
@@ -17,6 +17,7 @@ import difflib
 import functools
 import inspect
 import io
+import logging as std_logging
 import os
 import pathlib
 import re
@@ -33,10 +34,15 @@ from anysearch_jax import config as config_lib
 from anysearch_jax import types
 from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, plugins, terminal
-from anysearch_jax.launch import shipped, stopping
+from anysearch_jax.launch import (
+  command_table,
+  shipped,
+  short_help,
+  stopping,
+  variables,
+)
 
 _PREFIX = "config."
-_WIDTH = 80
 # Names of settings in other programs, for suggestions.
 _OTHER_NAMES = {
   "lr": "learning_rate",
@@ -44,8 +50,8 @@ _OTHER_NAMES = {
   "bs": "questions",
 }
 _BARE_OVERRIDE = re.compile("--set_config=[^=]*")
-# absl does not know `-h`.
-_HELP = dict.fromkeys(("-h", "-help", "-?"), "--help")
+_HELP = frozenset(("-h", "-help", "-?", "--help", "--helpshort"))
+_HELPFULL = ("-helpfull", "--helpfull")
 
 
 # Errors that end a command with a sentence and no traceback.
@@ -56,27 +62,41 @@ def run(
   main: Callable[[Sequence[str]], Any],
   *,
   resumes: bool = False,
-  arguments: bool = False,
+  arguments: str = "",
+  first_flags: Sequence[str] = (),
+  plain_log: bool = False,
 ) -> None:
   """Runs a command: `app.run` with `--config` flags and short error messages.
 
-  `--help` exits with 0. A usage error prints one sentence and exits with 2;
-  absl would print every flag before it.
+  `--help` and `--helpfull` exit with 0. A usage error prints one sentence and
+  exits with 2; absl would print every flag before it.
 
   Args:
     main: is called with the arguments that are not flags.
     resumes: whether the same command resumes after a stop; see `stopping`.
-    arguments: whether the command has arguments that are not flags.
+    arguments: names of its arguments that are not flags, for `--help`; "": it
+      has none.
+    first_flags: names of the flags that `--help` lists; (): all.
+    plain_log: whether warnings are sentences, for commands that people talk to;
+      otherwise they have time and place.
   """
 
   def short(argv: Sequence[str]) -> Any:
     # Libraries log every file they open; progress lines are what users read.
     logging.set_verbosity(logging.WARNING)
+    if plain_log:
+      logging.get_absl_handler().setFormatter(_SentenceFormatter())
     disk.hide_tracebacks()
     with stopping.command(resumes=resumes):
-      return call_command(main, argv, arguments=arguments)
+      return call_command(main, argv, arguments=bool(arguments))
 
-  app.run(short, flags_parser=_parse_argv)
+  def parse(argv: Sequence[str]) -> list[str]:
+    if not _HELP.isdisjoint(_flags_of(argv)):
+      _print_help(arguments, first_flags)
+      sys.exit(0)
+    return _parse_argv(argv)
+
+  app.run(short, flags_parser=parse)
 
 
 def call_command(
@@ -106,6 +126,14 @@ def call_command(
   except _REFUSALS as error:
     sentence = terminal.printable(str(error), keeps_lines=True)
     sys.exit(f"{name}: {sentence}")
+
+
+class _SentenceFormatter(std_logging.Formatter):
+  """Formats a record as `warning: SENTENCE`, without time and place."""
+
+  def format(self, record: std_logging.LogRecord) -> str:
+    sentence = terminal.printable(super().format(record), keeps_lines=True)
+    return f"{record.levelname.lower()}: {sentence}"
 
 
 def define_listening() -> None:
@@ -308,9 +336,10 @@ def read_config() -> config_lib.ExperimentConfig:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
     if "prices" in flags.FLAGS:
       config = apply_prices(config)
+    policy = shipped.find_policy(config.policy)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  return dataclasses.replace(config, policy=shipped.find(config.policy))
+  return dataclasses.replace(config, policy=policy)
 
 
 def load_config(name: str) -> config_lib.ExperimentConfig:
@@ -418,21 +447,41 @@ def _suggestion(name: str, value: str) -> str:
   )
 
 
+def _flags_of(argv: Sequence[str]) -> Sequence[str]:
+  """Returns the words of a command line up to `--`, which ends its flags."""
+  return argv[: argv.index("--")] if "--" in argv else argv
+
+
+def _print_help(arguments: str, first_flags: Sequence[str]) -> None:
+  """Prints the short help of the command that this process runs."""
+  # Keeps `--help | head` from ending in a traceback.
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+  docstring = sys.modules["__main__"].__doc__ or ""
+  command = _command()
+  if command.partition(" ")[0] != "anysearch":
+    command = f"python -m {command}"
+  print(short_help.text(command, docstring, arguments, first_flags))
+
+
 def _parse_argv(argv: Sequence[str]) -> list[str]:
   """Parses flags with absl; `--config.a.b=v` becomes `--set_config=a.b=v`."""
-  # Without this, --help lists only what the command's own file defines.
+  # Without this, --helpfull lists only what the command's own file defines.
   for module, defined in flags.FLAGS.flags_by_module_dict().items():
     if module.startswith("anysearch_jax.launch."):
       for flag in defined:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
-  rewritten = [argv[0]]
+  try:
+    rewritten = [argv[0], *variables.take_arguments(argv[1:])]
+  except app.UsageError as error:
+    _refuse(error)
   for arg in argv[1:]:
     if arg.startswith("-") and arg.lstrip("-").startswith(_PREFIX):
       rewritten.append(f"--set_config={arg.lstrip('-')[len(_PREFIX) :]}")
     elif _BARE_OVERRIDE.fullmatch(rewritten[-1]) and not arg.startswith("--"):
       rewritten[-1] += f"={arg}"  # As in --config.seed 7.
     else:
-      rewritten.append(_HELP.get(arg, arg))
+      # absl's --helpfull lists flags of libraries too.
+      rewritten.append("--help" if arg in _HELPFULL else arg)
   printed = io.StringIO()
   try:
     with contextlib.redirect_stdout(printed):
@@ -444,8 +493,7 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
   except flags.Error as error:
     _refuse(error)
   except SystemExit:
-    # Only a help flag exits during parsing, and absl exits with 1. Restoring
-    # SIGPIPE keeps `--help | head` from ending in a traceback.
+    # Only a help flag exits during parsing, and absl exits with 1.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     print(printed.getvalue())
     if "set_config" in flags.FLAGS and "--help" in rewritten:
@@ -454,7 +502,7 @@ def _parse_argv(argv: Sequence[str]) -> list[str]:
 
 
 def _print_config() -> None:
-  """Prints the values of the configuration that was named before `--help`."""
+  """Prints the values of the configuration that was named before it."""
   flags.FLAGS.mark_as_parsed()
   try:
     config = read_config()
@@ -470,10 +518,10 @@ def help_text(config: Any, source: str) -> str:
     path = f"--config.{path}".rstrip(".")
     if meta is None:
       text = " ".join(sentence.split())
-      lines += ["", textwrap.fill(f"{path}: {text}", _WIDTH)]
+      lines += ["", textwrap.fill(f"{path}: {text}", short_help.WIDTH)]
       continue
     facts = ", ".join(filter(None, (meta.kind, meta.range.words)))
-    text = textwrap.fill(f"{sentence} ({facts})", _WIDTH - 6)
+    text = textwrap.fill(f"{sentence} ({facts})", short_help.WIDTH - 6)
     lines += [f"  {path}={format_value(value)}", textwrap.indent(text, " " * 6)]
   return "\n".join(lines)
 
@@ -494,8 +542,15 @@ def _command() -> str:
 
 
 def _command_name(module: str) -> str:
-  """Returns `launch.train` for `anysearch_jax.launch.train`."""
-  return module.removeprefix("anysearch_jax.")
+  """Returns `anysearch train` for `anysearch_jax.launch.train`."""
+  name = module.removeprefix("anysearch_jax.").removesuffix(".__main__")
+  folder, _, command = name.rpartition(".")
+  if folder != "launch":
+    return name
+  for alias, (aliased, *flags_of_alias) in command_table.ALIASES.items():
+    if command == aliased and set(flags_of_alias) <= set(sys.argv):
+      command = alias
+  return f"anysearch {command}"
 
 
 def _refuse(error: Exception, command: str = "") -> NoReturn:

@@ -76,7 +76,7 @@ def configure(*, threads: int, cache: str, devices: str = "all") -> None:
   if threads == 1:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
       os.environ.setdefault(name, "1")
-  # By default JAX reserves 75% of a GPU; `launch.plan` assumes this share:
+  # By default JAX reserves 75% of a GPU; `anysearch plan` assumes this share:
   # https://docs.jax.dev/en/latest/gpu_memory_allocation.html
   os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
   # XLA pins 64 GB of host memory at most, which `pipeline.offload` may exceed.
@@ -180,7 +180,7 @@ def refuse_cpu(a: architecture_lib.Architecture, *, allow: bool) -> None:
   """
   if not allow and (reason := cpu_problem(a)):
     raise ValueError(
-      f"{reason}. launch.doctor says which plug-in is missing or failed "
+      f"{reason}. anysearch doctor says which plug-in is missing or failed "
       "(docs/one_gpu.md has the commands that install it); --allow_cpu "
       "computes on the CPU all the same."
     )

@@ -1,7 +1,9 @@
 """Lists systems, plug-ins, environments, retrievers and settings.
 
-anysearch list              # all but the settings
-anysearch list settings     # every one: default, range, kind, meaning
+    anysearch list              # all but the settings
+    anysearch list settings     # every one: default, range, kind, meaning
+
+With the names of sections it prints only these.
 """
 
 from __future__ import annotations
@@ -86,4 +88,4 @@ def _environments() -> Iterator[str]:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, arguments=True)
+  launch_flags.run(main, arguments="[SECTION...]")

@@ -1,7 +1,7 @@
 r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
 
-    python -m launch.node --config=configs/qwen2_5_7b.py --dry_run
-    python -m launch.node --config=configs/qwen2_5_7b.py --output=runs/x
+    anysearch node --config=configs/qwen2_5_7b.py --dry_run
+    anysearch node --config=configs/qwen2_5_7b.py --output=runs/x
 
 `mesh.trainer` and `mesh.rollout` name the GPUs, which must differ, unless
 servers and trainer take turns on them (`sglang.colocated`). SGLang servers are
@@ -18,8 +18,10 @@ SGLang server that ends is restarted at most five times, and the trainer waits
 for it. The exit code is that of the trainer, or 1 if another process failed. To
 use servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
 
-    python -m launch.node --config=configs/qwen2_5_7b.py --target=slurm \
-        --nodes=4 --output=/shared/run --dry_run
+    anysearch cluster --config=configs/qwen2_5_7b.py --nodes=4 \
+        --output=/shared/run --dry_run
+    anysearch cluster --config=configs/qwen2_5_7b.py --target=jobset \
+        --nodes=4 --output=/shared/run
 
 writes what a cluster starts on several nodes: an sbatch script, a JobSet or a
 SkyPilot task, see docs/cluster.md and `launch/cluster.py`.
@@ -362,4 +364,19 @@ def main(argv: Sequence[str]) -> int:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=(
+      "config",
+      "output",
+      "dry_run",
+      "servers",
+      "port",
+      "target",
+      "nodes",
+      "gpus",
+      "allow_changes",
+      "deadline",
+    ),
+  )

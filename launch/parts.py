@@ -77,14 +77,15 @@ def source(config: config_lib.ExperimentConfig) -> Source:
     case "prepared":
       if not config.data.path:
         raise ValueError(
-          "data.path: found nothing, expected a folder of launch.prepare_data "
-          "for data.source 'prepared', or --questions=FILE of launch.evaluate."
+          "data.path: found nothing, expected a folder of `anysearch "
+          "prepare_data` for data.source 'prepared', or --questions=FILE of "
+          "`anysearch evaluate`."
         )
       if kind == "lexical":
         raise ValueError(
           "retrieval.kind: found 'lexical', which searches the passages that "
           "come with the questions; prepared ones bring none. Build an index "
-          "(launch.build_index) and name it by retrieval.kind=index "
+          "(anysearch build_index) and name it by retrieval.kind=index "
           "retrieval.index=FOLDER, or a server by retrieval.kind=http "
           "retrieval.url=URL."
         )

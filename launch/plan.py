@@ -1,8 +1,8 @@
 r"""Predicts whether a configuration fits hardware, which need not be present.
 
-    python -m launch.plan --config=configs/qwen2_5_7b.py --target=h100:4 \
+    anysearch plan --config=configs/qwen2_5_7b.py --target=h100:4 \
         --json=plan.json
-    python -m launch.plan --config=configs/qwen3_4b.py --target=h100:1 \
+    anysearch plan --config=configs/qwen3_4b.py --target=h100:1 \
         --config.mesh.fsdp=1 --config.mesh.tensor=1 \
         --config.mesh.trainer='()' --config.mesh.rollout='()'
 

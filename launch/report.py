@@ -1,6 +1,7 @@
 """Writes the report of one or more runs: one page, its numbers, its tables.
 
-    python -m launch.report runs/a runs/b --output=runs/report/report.html
+    anysearch report runs/a
+    anysearch report runs/a runs/b --output=runs/report/report.html
 
 An argument is the folder of a run that contains `evaluation/<name>/`, the
 folder of one evaluation, or `label=folder`. A run without an evaluation adds
@@ -226,4 +227,4 @@ def _best(
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, arguments=True)
+  launch_flags.run(main, arguments="RUN...")

@@ -34,7 +34,7 @@ _NEEDED = {
 # no row are of all kinds.
 _OPTIONAL = {
   "lexical": (),
-  "index": ("encoder",),
+  "index": ("encoder", "ranking", "key_variable"),
   "http": ("key_variable", "concurrency", "rate", "wait"),
   "web": (
     "url",
@@ -334,7 +334,12 @@ def _open(c: config_lib.RetrievalConfig) -> Any:
     case "index":
       from anysearch_jax.retrieval.index import opening, search
 
-      index = opening.open_index(c.index, encoder=c.encoder or None)
+      index = opening.open_index(
+        c.index,
+        encoder=c.encoder or None,
+        ranking=c.ranking,
+        key_variable=c.key_variable,
+      )
       return search.LocalRetriever(index)
     case "http":
       from anysearch_jax.retrieval import http_retriever
@@ -512,7 +517,11 @@ def _refusal(
 def _validate_secrets(c: config_lib.RetrievalConfig) -> None:
   """Checks that a configuration, which a run stores, has no keys in it."""
   urls = [("url", c.url)] if c.url else []
-  models = [("simulated", c.simulated), ("refined", c.refined)]
+  models = [
+    ("encoder", c.encoder),
+    ("simulated", c.simulated),
+    ("refined", c.refined),
+  ]
   urls += [model for model in models if _is_url(model[1])]
   variables = [
     ("key_variable", c.key_variable),

@@ -191,8 +191,8 @@ class Checks:
     else:
       yield warning(
         f"{path} has no evaluation split: it can be trained on, and "
-        "launch.evaluate has nothing to play",
-        "prepare sets with a dev or test split (launch.prepare_data "
+        "anysearch evaluate has nothing to play",
+        "prepare sets with a dev or test split (anysearch prepare_data "
         "--sets=...).",
       )
 
@@ -487,7 +487,7 @@ def check_texts(
 
 
 class Footprint(NamedTuple):
-  """Bytes that a run writes; `launch.plan` says what its devices hold.
+  """Bytes that a run writes; `anysearch plan` says what its devices hold.
 
   Attributes:
     disk: of the run folder: the checkpoints that exist at a time, the export,

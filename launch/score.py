@@ -1,8 +1,8 @@
 r"""Scores recorded trajectories offline.
 
-    python -m launch.score --input=groups.jsonl --output=scores.jsonl \
+    anysearch score --input=groups.jsonl --output=scores.jsonl \
         [--config=configs/x.py] [--config.evaluation.scorer=official]
-    python -m launch.score --input=E/episodes.jsonl --output=E/episodes.jsonl \
+    anysearch score --input=E/episodes.jsonl --output=E/episodes.jsonl \
         --judge=http://127.0.0.1:8000/v1 --judge_model=Qwen/Qwen3-32B
 
 Each input line is one group:
@@ -29,14 +29,14 @@ apply.
 The official scorer adds `official_em` and `official_f1` to each trajectory: the
 score of its answer by the published evaluation script of the data set, or null
 if the set has no script. A group then needs `dataset`, the name that
-launch.prepare_data gives the set, and also `official_answers` if the script
+anysearch prepare_data gives the set, and also `official_answers` if the script
 accepts other answers than `golden_answers`. Groups that training recorded have
 both.
 
 --judge asks a model of a server whether the answers of an evaluation are right.
 The output has its episodes with `judge`, `judged`, `confidence` and
-`judge_reply`, which launch.report reads. Run the same command again if replies
-were late.
+`judge_reply`, which anysearch report reads. Run the same command again if
+replies were late.
 
 `searches` is used as recorded: if it disagrees with the text, the format is 0
 and the rewards still use `searches`. Above the budget r_abs is negative, as its

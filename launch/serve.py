@@ -1,17 +1,17 @@
 r"""Serves a policy: over HTTP to OpenAI's clients, or to MCP clients.
 
-    python -m launch.serve --config=configs/quickstart.py --port=8400
-    python -m launch.serve --documents=my_notes --openai=URL --openai_model=NAME
+    anysearch serve --config=configs/quickstart.py --port=8400
+    anysearch serve --documents=my_notes
 
 `max_tool_calls` of a request is its search budget, `max_output_tokens` its
 token budget; anysearch_jax/serving/service.py lists the paths. The server is
 ready when GET /health answers 200. By default only this machine can reach it.
 Others need keys:
 
-    python -m launch.serve --keys=keys.json --new_key=alice    # prints the key
-    python -m launch.serve --config=... --keys=keys.json --host=0.0.0.0
+    anysearch serve --keys=keys.json --new_key=alice    # prints the key
+    anysearch serve --config=... --keys=keys.json --host=0.0.0.0
 
-    python -m launch.serve --mcp --config=configs/quickstart.py
+    anysearch serve --mcp --config=configs/quickstart.py
 
 A client of the Model Context Protocol starts this itself and talks to it over
 standard input and output; anysearch_jax/serving/mcp_server.py has the tools.
@@ -38,6 +38,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.host import http_server
 from anysearch_jax.launch import documents, jax_setup, policies, stopping
 from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.serving import keys
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.agent import agent as agent_lib
@@ -119,7 +120,11 @@ def main(argv: Sequence[str]) -> None:
     return
   if f.http and not f.mcp:
     raise app.UsageError("--http goes with --mcp.")
-  config, choice = policies.read_flags(documents.read_config())
+  config = documents.read_config()
+  client_keys: tuple[keys.Key, ...] = ()
+  if f.keys and not f.mcp:
+    client_keys = keys.read(pathlib.Path(f.keys))
+  config, choice = policies.read_flags(config, finds_servers=True)
   if f.mcp:
     _serve_mcp(config, choice)
     # Python and XLA tear down for seconds, and a client kills its server two
@@ -127,11 +132,13 @@ def main(argv: Sequence[str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-  _serve_http(config, choice)
+  _serve_http(config, choice, client_keys)
 
 
 def _serve_http(
-  config: config_lib.ExperimentConfig, choice: policies.PolicyChoice
+  config: config_lib.ExperimentConfig,
+  choice: policies.PolicyChoice,
+  client_keys: tuple[keys.Key, ...],
 ) -> None:
   """Serves OpenAI's clients until a signal arrives."""
   f = flags.FLAGS
@@ -153,6 +160,7 @@ def _serve_http(
   log.setLevel(logging.INFO)
   log.propagate = False
   from anysearch_jax.launch import agents
+  from anysearch_jax.retrieval.documents import originals
   from anysearch_jax.serving import fields, keys, service
 
   with contextlib.ExitStack() as stack:
@@ -160,7 +168,7 @@ def _serve_http(
     if f.keys:  # Before the policy, which may take minutes to load.
       file = pathlib.Path(f.keys)
       usage = file.with_suffix(".usage.sqlite")
-      guard = keys.Guard(keys.read(file), usage, file=file)
+      guard = keys.Guard(client_keys, usage, file=file)
       stack.callback(guard.close)
     prepared = agents.prepare(config, choice, allow_cpu=f.allow_cpu)
     agent = stack.enter_context(agents.open_agent(prepared, documents.followed))
@@ -184,6 +192,11 @@ def _serve_http(
         prices=agents.prices(config),
       ),
       guard=guard,
+      documents=(
+        originals.Originals(config.retrieval.index)
+        if config.retrieval.kind == "index"
+        else None
+      ),
       max_questions=f.queue,
     )
     http_server.serve(
@@ -202,8 +215,6 @@ def _serve_http(
 
 
 def _add_key() -> None:
-  from anysearch_jax.serving import keys
-
   f = flags.FLAGS
   if not f.keys:
     raise app.UsageError("--new_key: found no --keys, expected a file for it.")
@@ -286,7 +297,7 @@ def _serve_stdio(
 
   def check(future: concurrent.futures.Future[agent_lib.Agent]) -> None:
     if error := future.exception():
-      stopping.say(f"launch.serve: {error}")
+      stopping.say(f"anysearch serve: {error}")
       os._exit(1)
 
   agent.add_done_callback(check)
@@ -328,4 +339,20 @@ if __name__ == "__main__":
   # An MCP client's log is no place for a library's warnings.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(
+    main,
+    plain_log=True,
+    first_flags=(
+      "documents",
+      "openai",
+      "openai_model",
+      "local",
+      "hf",
+      "config",
+      "budget",
+      "port",
+      "host",
+      "keys",
+      "mcp",
+    ),
+  )

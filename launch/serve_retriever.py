@@ -1,6 +1,6 @@
 r"""Serves an index over HTTP, for this project's client and for other clients.
 
-    python -m launch.serve_retriever --index=indexes/e5 --port=8000
+    anysearch serve_retriever --index=indexes/e5 --port=8000
 
 Supports the protocol of Search-R1's server and its variant by AnySearch's
 authors; `retrieval/service/service.py` lists routes and errors. The server is
@@ -10,7 +10,8 @@ in one batch.
 By default only this machine can reach the server. If you pass --host, set a
 token too:
 
-    RETRIEVER_TOKEN=... python -m launch.serve_retriever --index=indexes/e5 \
+    export RETRIEVER_TOKEN=...
+    anysearch serve_retriever --index=indexes/e5 \
         --host=0.0.0.0 --token_variable=RETRIEVER_TOKEN
 """
 
@@ -141,4 +142,18 @@ def main(argv) -> None:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main)
+  launch_flags.run(
+    main,
+    first_flags=(
+      "index",
+      "port",
+      "host",
+      "token_variable",
+      "encoder",
+      "verify",
+      "topk",
+      "queue",
+      "deadline",
+      "devices",
+    ),
+  )

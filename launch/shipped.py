@@ -11,6 +11,9 @@ from __future__ import annotations
 import pathlib
 import sys
 
+from anysearch_jax.launch import stopping
+from anysearch_jax.policy import converted
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 _FOLDERS = ("configs", "launch", ".venv-sglang")
 
@@ -36,3 +39,15 @@ def find(name: str) -> str:
   if not path.parts or path.parts[0] not in _FOLDERS or path.exists():
     return name
   return str(ROOT / path) if (ROOT / path).exists() else name
+
+
+def find_policy(name: str) -> str:
+  """Returns the folder of a policy, which may be shipped or a GGUF file.
+
+  A GGUF file, or the short name of one in a package, is converted once, into
+  the user's cache.
+
+  Raises:
+    ValueError: the file cannot be converted.
+  """
+  return converted.folder(find(name), stopping.say)

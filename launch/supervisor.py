@@ -118,7 +118,7 @@ def run(
     try:
       for part in services:
         serving.append(Running(part, logs))
-      _await_health(serving, stop_event, deadline)
+      await_health(serving, stop_event, deadline)
       mains.append(Running(main, logs))
       return _await_end(mains[0], serving, stop_event)
     except PartError as error:
@@ -136,10 +136,20 @@ def run(
   return 1 if code is None else code
 
 
-def _await_health(
+def await_health(
   services: Sequence[Running], stop_event: threading.Event, deadline: float
 ) -> None:
-  """Waits until all services that say when they are ready have answered."""
+  """Waits until all services that say when they are ready have answered.
+
+  Args:
+    services: the services.
+    stop_event: is set when a signal arrived.
+    deadline: seconds that all of them may take.
+
+  Raises:
+    PartError: a service ended or was not ready in time.
+    stopping.StoppedError: a signal arrived.
+  """
   end_time = time.monotonic() + deadline
   for service in [service for service in services if service.part.health]:
     url = service.part.health

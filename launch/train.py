@@ -1,7 +1,8 @@
 r"""Trains a policy by GRPO under the budget curriculum.
 
-    python -m launch.train --config=configs/quickstart.py \
+    anysearch train --config=configs/quickstart.py \
         --output=runs/quickstart/anysearch
+    anysearch train --config=my_search.py --config.seed=7 --dry_run
 
 `--reward=path/to/file.py:function` trains with a reward of your own, see
 docs/own.md. The run folder gets config.json, provenance.json, source/,
@@ -156,7 +157,7 @@ def _train(
     ):
       finished = trainer.run(tick, note)
   except disk.DiskError as error:
-    sys.exit(f"launch.train: {error} {_resume_sentence(folder)}")
+    sys.exit(f"anysearch train: {error} {_resume_sentence(folder)}")
   except (
     checkpoint.DamagedError,
     health.NoGradientError,
@@ -165,12 +166,12 @@ def _train(
     health.WrongWeightsError,
     types.EngineError,
   ) as error:
-    sys.exit(f"launch.train: {error}")
+    sys.exit(f"anysearch train: {error}")
   except ValueError as error:
     refused_errors = checkpoint.MismatchError, plugins.PluginError
     if trainer is not None and not isinstance(error, refused_errors):
       raise RuntimeError("Found a bug; its traceback is above.") from error
-    sys.exit(f"launch.train: {error}")
+    sys.exit(f"anysearch train: {error}")
   if not finished:
     newest = checkpoint.rollouts(folder / "checkpoints")[-1]
     stopping.say(f"saved checkpoint {newest}; the same command resumes from it")
@@ -351,7 +352,7 @@ def dry_run(config: config_lib.ExperimentConfig) -> None:
     print(passes(_questions(config, parts.source(config))))
   except (OSError, ValueError) as error:
     print(f"passes over the questions: unknown ({error})")
-  print("hours and memory: launch.plan --target=h100:1 predicts them there")
+  print("hours and memory: anysearch plan --target=h100:1 predicts them there")
 
 
 def describe(config: config_lib.ExperimentConfig) -> str:
@@ -395,4 +396,19 @@ def check_agreement(
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=(
+      "config",
+      "output",
+      "method",
+      "reward",
+      "dry_run",
+      "allow_changes",
+      "grace",
+      "wandb",
+      "mlflow",
+      "threads",
+    ),
+  )

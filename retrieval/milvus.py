@@ -91,8 +91,8 @@ class Collection:
       )
     except (KeyError, ValueError):
       raise ValueError(
-        f"{self}: found one that launch.build_index did not make; name another "
-        "one by --collection, or drop it."
+        f"{self}: found one that anysearch build_index did not make; name "
+        "another one by --collection, or drop it."
       ) from None
 
   def described(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Collection:
     if not built or self.count() != built["corpus"]["passages"]:
       raise ValueError(
         f"{self}: found none that is finished; build it, or finish it, by "
-        "launch.build_index --kind=milvus."
+        "anysearch build_index --kind=milvus."
       )
     return built
 

@@ -45,7 +45,7 @@ _OFFSETS = "offsets.npy"
 LINES = "passages.jsonl"
 _OTHER_FILES = (
   "A corpus is JSON lines; folders and files of other kinds are read by "
-  "launch.build_index --documents=PATH."
+  "anysearch build_index --documents=PATH."
 )
 
 
@@ -91,7 +91,7 @@ class Corpus:
           git_lfs.refuse_pointer(folder / name, CorpusError)
       raise CorpusError(
         f"{folder}: found no prepared corpus ({error}); build it with "
-        "launch.build_index."
+        "anysearch build_index."
       ) from error
     is_same = size == expected_size and shape == expected_shape
     if not is_same or dtype != np.int64:

@@ -19,6 +19,7 @@ from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.host import counting
+from anysearch_jax.retrieval import fusion
 from anysearch_jax.retrieval import requests as requests_lib
 
 Requests = Sequence[types.SearchRequest]
@@ -53,28 +54,44 @@ class _Stage(requests_lib.OneByBatch):
     return self._identity | {"of": parts}
 
 
-def fuse(*retrievers: Any, k: int = 100) -> types.BatchRetriever:
-  """Returns a retriever that fuses others by reciprocal rank.
+def fuse(
+  *retrievers: Any, k: int = 100, weights: Sequence[float] = ()
+) -> types.BatchRetriever:
+  """Returns a retriever that fuses others by reciprocal rank, or by scores.
 
   Passages with equal titles and texts are one; scores are the sums of
-  1 / (60 + rank), https://doi.org/10.1145/1571941.1572114. A search fails if
-  one of the retrievers does.
+  1 / (60 + rank), https://doi.org/10.1145/1571941.1572114, or with weights
+  those of the scores, each list's between 0 and 1. A search fails if one of the
+  retrievers does.
 
   Args:
-    retrievers: retrievers of any kind.
+    retrievers: retrievers of any kind. Weights expect passages that were split
+      in one way: a passage that one retriever lacks has no score of it.
     k: the number of passages that each retriever is asked for.
+    weights: the weight of each retriever's scores; (): ranks, equally.
+
+  Raises:
+    ValueError: there are more or fewer weights than retrievers.
   """
+  if weights and len(weights) != len(retrievers):
+    raise ValueError(
+      f"weights: found {len(weights)} weights for {len(retrievers)} "
+      "retrievers, expected one of each."
+    )
 
   async def search(requests: Requests) -> list[Answer]:
     answers = await asyncio.gather(
       *(_ask_for(retriever, requests, k) for retriever in retrievers)
     )
     return [
-      _fused(answers_of_request, request.k)
+      _fused(answers_of_request, request.k, weights)
       for request, *answers_of_request in zip(requests, *answers)
     ]
 
-  return _Stage("fused", retrievers, search, k=k)
+  settings: dict[str, Any] = {"k": k}
+  if weights:
+    settings["weights"] = [*weights]
+  return _Stage("fused", retrievers, search, **settings)
 
 
 def rerank(
@@ -161,15 +178,22 @@ def _best(scored: Iterable[tuple[Any, float]], k: int) -> list[types.Passage]:
   return sorted(passages, key=lambda p: -p.score)[:k]
 
 
-def _fused(answers: Sequence[Answer], k: int) -> Answer:
+def _fused(
+  answers: Sequence[Answer], k: int, weights: Sequence[float]
+) -> Answer:
   passages: dict[tuple[str, str], types.Passage] = {}
-  sums: Counter[tuple[str, str]] = Counter()
+  rankings: list[dict[tuple[str, str], float]] = []
   for answer in answers:
     if isinstance(answer, Exception):
       return answer
-    keys = [(p.title, p.text) for p in answer]
-    passages = dict(zip(reversed(keys), reversed(answer))) | passages
     # A passage that a list has twice counts at its first place.
-    for rank, key in enumerate(dict.fromkeys(keys)):
-      sums[key] += 1 / (61 + rank)  # type: ignore[assignment]  # A float.
-  return _best(((passages[key], sums[key]) for key in sums), k)
+    distinct: dict[tuple[str, str], types.Passage] = {}
+    for passage in answer:
+      distinct.setdefault((passage.title, passage.text), passage)
+    passages = distinct | passages
+    ranking = {key: 1 / (61 + rank) for rank, key in enumerate(distinct)}
+    if weights:
+      ranking = fusion.scaled({key: p.score for key, p in distinct.items()})
+    rankings.append(ranking)
+  sums = fusion.added(rankings, weights or [1.0] * len(rankings))
+  return _best(((passages[key], score) for key, score in sums.items()), k)

@@ -28,7 +28,12 @@ from anysearch_jax.config import settings
 from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop, turns
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import driver, episode_state, searching
+from anysearch_jax.rollout import (
+  driver,
+  episode_state,
+  searching,
+  short_prompts,
+)
 
 if TYPE_CHECKING:
   from anysearch_jax.rollout import endpoints
@@ -219,6 +224,17 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     """Whether answers cite passages by numbers, as `[2]`."""
     return self._parts.environment.cites
 
+  @property
+  def history_characters(self) -> int:
+    """The most characters of a question and the turns before it.
+
+    They fill half of the policy's context, at four characters a token. A policy
+    that knows only the words of its world reads single questions: 0.
+    """
+    if self.refusal("user: assistant: question:") is not None:
+      return 0
+    return 2 * self._parts.config.max_context
+
   def refusal(self, text: str) -> str | None:
     """Returns why the policy cannot read a question; None if it can.
 
@@ -281,6 +297,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     budget: budgets_lib.Assigned,
     tell: Callable[[events.Event], None] = lambda event: None,
     pieces: bool = False,
+    drafts: bool = False,
     **limits: Any,
   ) -> events.Reply:
     """Answers a question in a coroutine; cancelling it cancels the episode.
@@ -293,6 +310,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
         episode.
       pieces: whether reasoning is told while it is sampled; otherwise it is
         told once a turn.
+      drafts: whether, with `pieces`, the text of an answer is told too.
       **limits: as for `ask`.
 
     Returns:
@@ -302,7 +320,9 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
       Exception: the errors of `ask`, or an error that `tell` raised.
     """
     return await asyncio.wrap_future(
-      self._submit(question, Limits(budget, **limits), tell, pieces=pieces)
+      self._submit(
+        question, Limits(budget, **limits), tell, pieces=pieces, drafts=drafts
+      )
     )
 
   def ask_many(
@@ -478,9 +498,10 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     tell: Callable[[events.Event], None] = lambda event: None,
     *,
     pieces: bool = False,
+    drafts: bool = False,
   ) -> loop.Work[events.Reply]:
     return self._start(
-      self._play(self._question(question), limits, tell, pieces)
+      self._play(self._question(question), limits, tell, pieces, drafts)
     )
 
   async def _play(
@@ -489,6 +510,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     limits: Limits,
     tell: Callable[[events.Event], None],
     pieces: bool,
+    drafts: bool,
   ) -> events.Reply:
     """Waits for a free slot, then plays the episode and tells its events."""
     clock = asyncio.get_running_loop().time
@@ -504,7 +526,7 @@ class Agent(contextlib.AbstractContextManager["Agent"]):
     config = limits.applied(self._parts.config)
     env = self._parts.environment
     engine = _TellingEngine(
-      self._parts.engine, self._parts.codec, limits, tell, pieces
+      self._parts.engine, self._parts.codec, limits, tell, pieces, drafts
     )
     try:
       trajectory = await driver.run_episode(
@@ -571,13 +593,11 @@ class _TellingEngine:
   limits: Limits
   tell: Callable[[events.Event], None]
   pieces: bool
+  drafts: bool
   told_searches: int = -1
 
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Samples a turn, and tells its reasoning."""
-    reasoning = events.Reasoning(
-      self.codec.decode, lambda piece: self.tell(events.Thinking(piece))
-    )
     sampling = self.limits.sampling
     if sampling is not None:
       request = dataclasses.replace(
@@ -586,11 +606,22 @@ class _TellingEngine:
         top_p=sampling.top_p,
         top_k=sampling.top_k,
       )
+    if request.stop == short_prompts.STOP:
+      # The reply is a query or the answer, which other events tell.
+      return await self.engine.generate(request)
+    reasoning = events.Reasoning(
+      self.codec.decode,
+      tell=lambda piece: self.tell(events.Thinking(piece)),
+      draft=self._tell_draft if self.drafts else None,
+    )
     if self.pieces:
       request = dataclasses.replace(request, on_tokens=reasoning.add)
     turn = await self.engine.generate(request)
     reasoning.end(turn.text)
     return turn
+
+  def _tell_draft(self, piece: str) -> None:
+    self.tell(events.Drafting(piece))
 
   def release(self, address: types.Address) -> None:
     self.engine.release(address)

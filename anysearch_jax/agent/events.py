@@ -25,6 +25,16 @@ class Thinking:
 
 
 @dataclasses.dataclass(frozen=True)
+class Drafting:
+  """A piece of a text, in order, that may become the answer.
+
+  It does not if a search or another turn follows.
+  """
+
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Searching:
   """The policy begins a search; `number` counts from 1."""
 
@@ -128,7 +138,7 @@ class Answer:
     return self.reply.answer
 
 
-Event = Thinking | Searching | Found | Budget | Answer
+Event = Thinking | Drafting | Searching | Found | Budget | Answer
 
 
 class Reasoning:
@@ -140,24 +150,30 @@ class Reasoning:
   Args:
     decode: returns the text of token ids.
     tell: called with each new piece of reasoning, without tags.
+    draft: called with each new piece of an answer; None: it is not told.
   """
 
   def __init__(
-    self, decode: Callable[[Sequence[int]], str], tell: Callable[[str], None]
+    self,
+    decode: Callable[[Sequence[int]], str],
+    tell: Callable[[str], None],
+    draft: Callable[[str], None] | None = None,
   ):
     self._decode = decode
     self._tell = tell
+    self._draft = draft
     # The ids that the next ones are decoded with, and their text. They are the
     # context that some tokenizers need for the space between two tokens.
     self._ids: list[int] = []
     self._context = ""
     self._partial_tag = ""  # Text that may be the beginning of a tag.
     self._told_characters = 0
-    self._has_action = False
+    self._is_drafting = False
+    self._has_ended = False
 
   def add(self, ids: Sequence[int]) -> None:
     """Adds sampled tokens."""
-    if self._has_action:
+    if self._has_ended:
       return
     self._ids += ids
     text = self._decode(self._ids)
@@ -166,16 +182,26 @@ class Reasoning:
     new_text = self._partial_tag + text[len(self._context) :]
     self._ids = list(ids)
     self._context = self._decode(ids)
-    action = _ACTION.search(new_text)
-    self._has_action = action is not None
+    action = None if self._is_drafting else _ACTION.search(new_text)
     end = action.start() if action else len(new_text) - _partial_tag(new_text)
     self._partial_tag = new_text[end:]
     piece = protocol.TAG_PATTERN.sub("", new_text[:end])
-    self._tell_piece(piece if self._told_characters else piece.lstrip())
+    if self._is_drafting:
+      self._tell_draft(piece)
+    else:
+      self._tell_piece(piece if self._told_characters else piece.lstrip())
+    if action is not None:
+      self._partial_tag = new_text[action.end() :]
+      self._is_drafting = action[0] == "<answer>"
+      self._has_ended = not self._is_drafting or self._draft is None
 
   def end(self, text: str) -> None:
     """Tells the rest of the reasoning of a finished turn."""
     self._tell_piece(of_turn(text)[self._told_characters :])
+
+  def _tell_draft(self, piece: str) -> None:
+    if piece and self._draft is not None:
+      self._draft(piece)
 
   def _tell_piece(self, piece: str) -> None:
     if piece:

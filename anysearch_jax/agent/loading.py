@@ -14,6 +14,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import json_files
 from anysearch_jax.host import plugins as plugins_lib
 from anysearch_jax.methods import systems
+from anysearch_jax.policy import converted
 from anysearch_jax.rollout import endpoints, searching
 from anysearch_jax.training import validation
 
@@ -66,7 +67,7 @@ def load(
     from anysearch_jax.policy import hf, sharding
     from anysearch_jax.rollout import engines
 
-    folder = pathlib.Path(policy)
+    folder = pathlib.Path(converted.folder(os.fspath(policy)))
     architecture, codec = hf.describe(folder)
     if config is None:
       config = _config_of_run(

@@ -55,7 +55,7 @@ class DataConfig:
   """Where questions and passages come from."""
 
   source: str = identity("world")
-  """`world`, generated; `prepared`, a folder of launch.prepare_data; or
+  """`world`, generated; `prepared`, a folder of anysearch prepare_data; or
   `file.py:NAME`, a function of yours that returns a split's questions."""
   path: str = placement("")
   """Folder of `prepared` questions; for an evaluation, also a file of them."""

@@ -247,7 +247,7 @@ class PipelineConfig:
   sample, in process or by `sglang.colocated`: `none`, `moments` (the
   optimizer's) or `state` (also the float32 masters). It costs two copies a
   rollout and needs async_level 0.
-  launch.plan says where sampling does not fit without it."""
+  anysearch plan says where sampling does not fit without it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -269,16 +269,16 @@ class RetrievalConfig:
 
   kind: str = placement("lexical")
   """`lexical`, BM25 over the passages that the questions come with; `index`, a
-  folder of launch.build_index; `http`, a server of Search-R1's protocol; `web`,
-  a search engine; `milvus`, a collection of launch.build_index; `mcp`, a tool
+  folder of `anysearch build_index`; `http`, a server of Search-R1's protocol;
+  `web`, a search engine; `milvus`, a collection of that command; `mcp`, a tool
   of a Model Context Protocol server; otherwise `module:NAME` or
   `path/to/file.py:NAME`, a function of yours that is given the configuration
   and returns a retriever."""
   index: str = placement("")
   """Folder of the index."""
   encoder: str = placement("")
-  """Folder of the index's encoder, if it has moved; of the encoder of a
-  collection."""
+  """Folder of the index's encoder, if it has moved, or address of its server;
+  folder of the encoder of a collection."""
   url: str = placement("")
   """Address of the server, also of SearXNG."""
   web: str = placement("")
@@ -288,7 +288,8 @@ class RetrievalConfig:
   collection: str = placement("")
   """Name of the collection; "": `passages`."""
   ranking: str = placement("")
-  """`dense`, `hybrid`, or "": by words, of Milvus."""
+  """`bm25`, `dense` or `hybrid`, of Milvus or an index of kind hybrid; "": by
+  words of Milvus, `hybrid` of such an index."""
   filter: str = placement("")
   """Which passages Milvus may find, as JSON: for each field a
   value or a list of them, such as `{"source": ["wiki", "news"]}`; "": all."""

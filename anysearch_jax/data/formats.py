@@ -231,7 +231,7 @@ def _browsecomp_plus(row: Row) -> RawQuestion:
   except (ValueError, KeyError, TypeError) as error:
     raise MalformedError(
       "a text that no canary, or a wrong one, decrypts; expected --canary=TEXT "
-      "of launch.prepare_data, the DEFAULT_CANARY of decrypt_dataset.py"
+      "of anysearch prepare_data, the DEFAULT_CANARY of decrypt_dataset.py"
     ) from error
   question = {"id": row["query_id"], "question": values.pop("query")}
   raw = _raw_question(question, [values.pop("answer")], values)

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -131,7 +130,7 @@ class Prepared(_Source):
     names: names of the files, without their suffix.
 
   Raises:
-    formats.DataError: the folder was not written by launch.prepare_data.
+    formats.DataError: the folder was not written by anysearch prepare_data.
   """
 
   def __init__(self, folder: str | pathlib.Path):
@@ -140,7 +139,7 @@ class Prepared(_Source):
     if not path.is_file():
       raise formats.DataError(
         f"{self._folder}: found no {MANIFEST}, expected a folder of "
-        "launch.prepare_data."
+        "anysearch prepare_data."
       )
     self.manifest = json_files.read(path)
     version = self.manifest.get("version")
@@ -171,7 +170,7 @@ class Prepared(_Source):
       raise formats.DataError(
         f"{self._folder} has no {name!r}, expected one of "
         f"{listing.first_names(self.names)}; or prepare it too "
-        "(launch.prepare_data)."
+        "(anysearch prepare_data)."
       )
     path = self._folder / f"{name}.parquet"
     expected = self.manifest["files"][path.name]
@@ -355,8 +354,7 @@ class QuestionFile(OwnQuestions):
     has_datasets = any(map(_names_dataset, rows))
     dataset = ""  # Each row names its own.
     if not has_datasets:
-      stem = file.name.partition(".")[0].lower()
-      dataset = re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
+      dataset = preparing.name_of_file(file)
     source = preparing.Input(file, dataset, "test")
     parts, _ = preparing.prepare([source], preparing.Settings())
     entries = [entry for part in parts.values() for entry in part.entries]
@@ -374,6 +372,6 @@ class QuestionFile(OwnQuestions):
     if split != "test":
       raise formats.DataError(
         f"{self._where}: found no split {split!r}; a file has `test` alone. "
-        "launch.prepare_data makes a folder with others."
+        "anysearch prepare_data makes a folder with others."
       )
     return self._rows

@@ -147,6 +147,7 @@ def prepare(
   aliases: Mapping[str, Sequence[str]] = {},
   corpus: pathlib.Path | None = None,
   canary: str = "",
+  train_share: float = 0.0,
 ) -> tuple[Parts, list]:
   """Reads and cleans all files.
 
@@ -158,6 +159,9 @@ def prepare(
       `gold_doc_ids`.
     canary: decrypts encrypted rows without a canary of their own, see
       `evidence.decrypted`.
+    train_share: share of the questions that become `train`, the others `test`,
+      where neither file nor row names a split; 0: each must. The text of a
+      question decides, so that it stays where it is when others are added.
 
   Returns:
     The parts by `<dataset>_<split>`, and a line of the manifest for each input.
@@ -168,7 +172,10 @@ def prepare(
       or a file cannot be read.
   """
   parts: Parts = collections.defaultdict(Part)
-  listed = [_read_input(x, parts, settings, aliases, canary) for x in inputs]
+  listed = [
+    _read_input(x, parts, settings, aliases, canary, train_share)
+    for x in inputs
+  ]
   training = {n: part for n, part in parts.items() if n.endswith("_train")}
   for name, part in parts.items():
     reason = "asked twice, answers merged" if name in training else "read twice"
@@ -243,6 +250,7 @@ def _read_input(
   settings: Settings,
   aliases: Mapping[str, Sequence[str]],
   canary: str,
+  train_share: float,
 ) -> dict[str, Any]:
   """Adds a file's questions to `parts` and returns its manifest line."""
   format_ = source.format
@@ -265,7 +273,7 @@ def _read_input(
       if canary:
         row = {"canary": canary, **row}
       raw = formats.read(row, format_)
-      dataset, split = _dataset_and_split(raw, source)
+      dataset, split = _dataset_and_split(raw, source, train_share)
       raw = formats.clean(raw, aliases)
       _add_entry(raw, parts[f"{dataset}_{split}"], dataset, split)
     except formats.MalformedError as error:
@@ -287,8 +295,20 @@ def _read_input(
   }
 
 
+def name_of_file(path: pathlib.Path) -> str:
+  """Returns the name of the dataset in a file whose rows name none."""
+  stem = path.name.partition(".")[0].lower()
+  return re.sub("[^a-z0-9]+", "-", stem).strip("-") or "own"
+
+
+def _drawn_split(question: str, train_share: float) -> str:
+  """Returns the split to which the text of a question assigns it."""
+  number = int.from_bytes(shuffled(formats.question_key(question))[:8])
+  return "train" if number < train_share * 2**64 else "test"
+
+
 def _dataset_and_split(
-  raw: formats.RawQuestion, source: Input
+  raw: formats.RawQuestion, source: Input, train_share: float
 ) -> tuple[str, str]:
   """Returns the dataset and the split of a row, named by its file or itself."""
   try:
@@ -302,11 +322,15 @@ def _dataset_and_split(
       f"a question of {row_dataset} in a file of {source.dataset}"
     )
   dataset = source.dataset or row_dataset
+  if train_share:
+    dataset = dataset or name_of_file(source.path)
+    split = split or _drawn_split(raw.question, train_share)
   if not dataset or not split:
     raise formats.DataError(
       f"{source.path}: its rows do not name their "
       f"{'split' if dataset else 'dataset'}; name it, as in "
-      f"--input=nq:train={source.path}."
+      f"--input=nq:train={source.path}, or have 80 % of the rows be for "
+      "training: --split=0.8."
     )
   return dataset, split
 
@@ -435,7 +459,7 @@ def add_supporting(metadata: Sequence[str], corpus: pathlib.Path) -> list[str]:
   ids = {id_ for values in lacking for id_ in values["gold_doc_ids"]}
   sentence = (
     "found no passage, expected an id and contents, as in corpora of "
-    "launch.build_index."
+    "anysearch build_index."
   )
   passages: dict[str, dict[str, str]] = {}
 

@@ -128,16 +128,22 @@ def path(passage: types.Passage) -> str:
   return name if name and stated_path.endswith(f"/{name}") else pure.name
 
 
-def passage_values(passages: Iterable[types.Passage]) -> list[dict[str, Any]]:
+def passage_values(
+  passages: Iterable[types.Passage], *, exact: bool = False
+) -> list[dict[str, Any]]:
   """Returns passages as JSON values, without their scores.
 
   A passage of a document also has `source`, its place.
+
+  Args:
+    passages: the passages.
+    exact: whether titles keep the quotes that corpora put around them.
   """
   values = []
   for passage in passages:
     value: dict[str, Any] = {
       "id": passage.id,
-      "title": passage.title,
+      "title": passage.title if exact else title(passage),
       "text": passage.text,
     }
     if source_value := source(passage):

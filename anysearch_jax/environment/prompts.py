@@ -14,6 +14,9 @@ the budget and the question.
                       answer is asked once more
     documents_tools   the same for models that search by their own tool calls,
                       so its prompt names no tag
+    documents_short   the same for small models: the question is the first
+                      search, and each request is a short prompt of its own
+    plain_retrieval   the same with that search alone, the baseline of agents
     world             the generated world
 
 The texts of `compact`, `paper_fetch` and the documents are our own words.
@@ -44,6 +47,10 @@ _SLOTS = {
 _CHAT_SLOTS = {
   "closed": wording.PROMPT,
   "last": wording.Slots(needs=("Question", "Passages")),
+}
+_SHORT_SLOTS = {
+  **_CHAT_SLOTS,
+  "more": wording.Slots(needs=("Question", "Passages")),
 }
 
 
@@ -114,6 +121,29 @@ def _documents_tools(texts: Mapping[str, str]) -> spec.Environment:
   return _for_chat_models(dataclasses.replace(env, format=None), texts)
 
 
+def _documents_short(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns the environment of a model that is asked in short prompts."""
+  lines = {
+    "scaffold": "{Question}",
+    "plain": "{Question}",
+    "over_budget": "",
+    "no_action": "",
+  }
+  env = _for_chat_models(_documents(lines), texts)
+  return dataclasses.replace(
+    env,
+    before_turn=lambda budget, used: "",
+    format=None,
+    more=texts["more"],
+    states_caps=False,
+  )
+
+
+def _plain_retrieval(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns the environment that searches once, for the question itself."""
+  return dataclasses.replace(_documents_short(texts), more="")
+
+
 def _for_chat_models(
   env: spec.Environment, texts: Mapping[str, str]
 ) -> spec.Environment:
@@ -157,6 +187,12 @@ WORDINGS = {
     wording.ONE_PROMPT,
     _documents_tools,
     optional=_CHAT_SLOTS,
+  ),
+  "documents_short": wording.Wording(
+    "documents_short.toml", _SHORT_SLOTS, _documents_short
+  ),
+  "plain_retrieval": wording.Wording(
+    "documents_short.toml", _SHORT_SLOTS, _plain_retrieval
   ),
   "world": WORLD,
 }

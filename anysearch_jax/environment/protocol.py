@@ -160,6 +160,25 @@ def _last_block(
   return start + len(opening), text.find(closing, start)
 
 
+_LAST_QUESTION = "question: "
+
+
+def conversation(turns: Sequence[tuple[str, str]], last: str) -> str:
+  """Returns the text of a question after earlier turns of a conversation.
+
+  Args:
+    turns: role and text of each earlier message.
+    last: the question.
+  """
+  earlier_lines = (f"{role}: {text}" for role, text in turns)
+  return "\n".join([*earlier_lines, f"{_LAST_QUESTION}{last}"])
+
+
+def last_question(text: str) -> str:
+  """Returns the question at the end of a conversation, or a single one."""
+  return text.rpartition(f"\n{_LAST_QUESTION}")[2]
+
+
 def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
   """Rewrites a text so that it contains no protocol tag and no control token.
 

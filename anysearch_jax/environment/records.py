@@ -71,7 +71,7 @@ def observation_values(
       "argument": observation.argument,
       "turn": observation.turn,
       "tokens": observation.tokens,
-      "passages": citations.passage_values(observation.passages),
+      "passages": citations.passage_values(observation.passages, exact=True),
     }
     if observation.numbers:
       value["numbers"] = list(observation.numbers)

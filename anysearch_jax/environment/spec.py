@@ -66,8 +66,12 @@ class Environment:
       None if the environment has no citations.
     closed: prompt of an episode with a budget of 0 searches; "": the prompts
       above.
-    last: prompt with `{Question}` and `{Passages}` that asks once more for the
-      answer of an episode that ended without one, see `rollout.last_answer`.
+    last: prompt with `{Question}` and `{Passages}` that asks for an answer in a
+      conversation of its own: once more after an episode without one, see
+      `rollout.last_answer`, or in each episode, see `rollout.short_prompts`.
+    more: prompt with the same placeholders that asks for one more query, see
+      `rollout.short_prompts`; "": none is asked for.
+    begin: changes an episode at its start, before the model is asked.
   """
 
   scaffold: str
@@ -95,6 +99,8 @@ class Environment:
   marked: Callable[[Sequence[types.Span]], str | None] | None = None
   closed: str = ""
   last: str = ""
+  more: str = ""
+  begin: Callable[[Any], Any] | None = None
 
   def __post_init__(self):
     """Raises ValueError if a tool's call would not end its turn."""

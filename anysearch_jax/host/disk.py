@@ -110,6 +110,12 @@ def write_whole(path: pathlib.Path, text: str) -> None:
     draft.write_text(text)
 
 
+def user_cache() -> pathlib.Path:
+  """Returns the project's folder in the user's cache."""
+  cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+  return cache.expanduser() / "anysearch"
+
+
 def fingerprint(path: pathlib.Path) -> dict[str, Any]:
   """Returns the size (`bytes`) and the `sha256` of a file."""
   with path.open("rb") as file:

@@ -17,7 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import httpx2
 
@@ -31,6 +31,14 @@ T = TypeVar("T")
 BUSY = (408, 425, 429, 502, 503, 504)
 _CONNECT_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
+_LONGEST_ANSWER = 3600.0  # Seconds for which parts of streams renew deadlines.
+# Of the deadline between two parts of a stream, after which it counts as ended;
+# less than all, so that no deadline above this one passes first.
+_STALL_SHARE = 0.95
+# Addresses of this machine, which no proxy reaches.
+_DIRECT = {
+  f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")
+}
 _LONGEST_PAUSE = 5.0  # Seconds between two attempts, before the jitter.
 # Limits on the characters that an error message quotes: of the service's own
 # error, and of a value in an answer.
@@ -72,7 +80,9 @@ class Patience:
   """Limits on the waiting for a service.
 
   deadline: seconds that a call may take from its first request on, including
-    its retries. Waiting for a turn does not count.
+    its retries. Waiting for a turn does not count. A stream gets them again
+    with each part of it, and so do the calls whose answers have not begun,
+    because the service may answer them after it; all for an hour at most.
   retries: limit on retries, which follow broken connections and temporary
     statuses (by default `BUSY`).
   pause: seconds before the first retry; it doubles for each further one, up to
@@ -98,6 +108,19 @@ class Patience:
 DEFAULT = Patience()
 
 
+class _Sent(NamedTuple):
+  """A request that was sent: the limits of its task, and when."""
+
+  limits: tuple[turns.Limit, ...]
+  time: float
+
+  def renew(self) -> None:
+    """Gives the limits their seconds again, for an hour at most."""
+    if time.monotonic() - self.time < _LONGEST_ANSWER:
+      for limit in self.limits:
+        limit.renew()
+
+
 @dataclasses.dataclass(eq=False, kw_only=True, repr=False)
 class Caller:
   """Makes HTTP calls to a service, in the loop of `host.loop`.
@@ -111,7 +134,8 @@ class Caller:
     largest_bytes: limit on the size of an answer.
     retried_statuses: HTTP statuses after which a call is tried again.
     price: dollars, added to `counters["cost"]` for each call that is answered.
-    proxies: whether to use the proxies that the environment names.
+    proxies: whether to use the proxies that the environment names, except for
+      addresses of this machine.
     transport: replaces the network, for tests.
 
   `counters` holds the number of `requests` sent, how many of them were
@@ -154,10 +178,14 @@ class Caller:
       ),
       limits=httpx2.Limits(max_connections=patience.concurrency),
       trust_env=self.proxies and self.transport is None,
+      mounts=_DIRECT,
       transport=self.transport,
     )
     # The deadlines of calls in progress; None once this is closed.
     self._limits: set[turns.Limit] | None = set()
+    # The limits of the tasks whose calls wait for the first part of an answer,
+    # and when they were sent.
+    self._unanswered: dict[object, _Sent] = {}
 
   def close(self) -> None:
     """Closes the connections; calls in progress and later ones fail."""
@@ -272,13 +300,15 @@ class Caller:
     attempt = 0
     while True:
       sent = await self._gate.turn(limit)
+      call = object()
+      self._unanswered[call] = _Sent(turns.running(), sent)
       self.counters["requests"] += 1
       self.counters["retries"] += attempt > 0
       status = 0  # No answer.
       retry_after_seconds = 0.0
       try:
         async with self._client.stream(method, url, **request) as response:
-          data = await self._read(url, response, stream_joiner)
+          data = await self._read(url, response, stream_joiner, call)
         status = response.status_code
       # Raised `from None`: the cause holds the request and so the key. The
       # message may quote what the server sent instead of HTTP.
@@ -288,6 +318,7 @@ class Caller:
           raise types.RetrievalError(f"{url}: {failure}") from None
         failure = f"{type(error).__name__}: {failure}".rstrip(": ")
       finally:
+        self._unanswered.pop(call, None)
         self.counters["seconds"] += time.monotonic() - sent
       if status == 200:
         self._gate.answered()
@@ -325,16 +356,35 @@ class Caller:
     url: str,
     response: httpx2.Response,
     stream_joiner: Callable[[], Any] | None,
+    call: object,
   ) -> bytes:
-    """Reads an answer, unless it is too large."""
+    """Reads an answer, unless it is too large.
+
+    A stream that stops before its end is whole as far as it came.
+    """
     content = bytearray()
     content_type = response.headers.get("Content-Type", "")
     is_stream = response.status_code == 200 and "event-stream" in content_type
     events = stream_joiner() if stream_joiner and is_stream else None
-    async for chunk in response.aiter_bytes():
+    sent = self._unanswered.pop(call)
+    chunks = response.aiter_bytes()
+    stall = None if events is None else _STALL_SHARE * self.patience.deadline
+    while True:
+      try:
+        async with asyncio.timeout(stall):
+          chunk = await anext(chunks, None)
+      except TimeoutError:
+        part = None if events is None else events.part()
+        if part is None:
+          raise
+        return part
+      if chunk is None:
+        break
       content += chunk
       if events is not None:
         events.feed(chunk)
+        for progressing in (sent, *self._unanswered.values()):
+          progressing.renew()
       if len(content) > self.largest_bytes:
         raise AnswerError(
           f"{url}: found an answer of more than {self.largest_bytes} bytes; "

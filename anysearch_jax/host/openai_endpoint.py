@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+import os
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import httpx2
+import pydantic
 
-from anysearch_jax.host import http_calls
+from anysearch_jax import types
+from anysearch_jax.host import http_calls, turns
 
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s?([KMB])", re.IGNORECASE)
+_SIZE_UNITS = {"K": 10**3, "M": 10**6, "B": 10**9}
+_FACT_SECONDS = 3.0  # For each thing that a server says of itself.
+
+KEY = "OPENAI_API_KEY"
 T = TypeVar("T")
+
+
+def default_key_variable(url: str) -> str:
+  """Returns `KEY` if it is set and the address is https, otherwise ""."""
+  # Without being told, send the key over encrypted connections only.
+  is_encrypted = urllib.parse.urlsplit(url).scheme == "https"
+  return KEY if is_encrypted and os.environ.get(KEY) else ""
+
+
+class _Embedding(pydantic.BaseModel):
+  index: pydantic.StrictInt
+  embedding: list[pydantic.FiniteFloat]
+
+
+_EMBEDDINGS = pydantic.TypeAdapter(list[_Embedding])
 
 
 class Usage(NamedTuple):
@@ -21,8 +46,22 @@ class Usage(NamedTuple):
   completion: int
 
 
+class ServedModel(NamedTuple):
+  """What a server says of one of its models; 0: it does not say.
+
+  Attributes:
+    parameters: number of the model's weights.
+    context: tokens of one conversation.
+    slots: number of requests that are answered at a time.
+  """
+
+  parameters: int = 0
+  context: int = 0
+  slots: int = 0
+
+
 class OpenAIEndpoint:
-  """One route of a server with OpenAI's interface: one choice, and its usage.
+  """One route of a server with OpenAI's interface.
 
   https://platform.openai.com/docs/api-reference/completions
 
@@ -62,7 +101,9 @@ class OpenAIEndpoint:
       advice=f"Does a server with OpenAI's {route_name} run there?",
       proxies=True,
     )
-    self._models = f"{self.url.removesuffix(route)}/models"
+    base = self.url.removesuffix(route)
+    self._models = f"{base}/models"
+    self._server = base.removesuffix("/v1")
     self.close = self._caller.close
 
   async def models(self) -> list[str]:
@@ -78,6 +119,44 @@ class OpenAIEndpoint:
 
     return await self._caller.ask("GET", self._models, read=read)
 
+  async def served_model(self, model: str) -> ServedModel:
+    """Returns what the server says of a model, in a few seconds.
+
+    vLLM and llama.cpp say it beside the model's name, llama.cpp also at
+    `/props` and Ollama at `/api/tags`. Encrypted addresses, which are hosted
+    models, are asked for the first only.
+    """
+    served = _row(await self._fact(self._models, "data"), "id", model)
+    props = None
+    pulled = None
+    if not self.url.startswith("https"):
+      props = await self._fact(f"{self._server}/props")
+      if props is None:
+        listed = await self._fact(f"{self._server}/api/tags", "models")
+        pulled = _row(listed, "name", model)
+    parameters = _count(_at(served, "meta", "n_params"))
+    if not parameters:
+      parameters = _size(_at(pulled, "details", "parameter_size"))
+    context = _count(_at(props, "default_generation_settings", "n_ctx"))
+    return ServedModel(
+      parameters=parameters,
+      context=context or _count(_at(served, "max_model_len")),
+      slots=_count(_at(props, "total_slots")),
+    )
+
+  async def _fact(self, url: str, *path: str) -> Any:
+    """Returns a value of an answer in JSON; None if there is none in time."""
+    try:
+      return await self._caller.ask(
+        "GET",
+        url,
+        read=lambda value: _at(value, *path),
+        limit=turns.Limit(_FACT_SECONDS, _FACT_SECONDS),
+        counted=False,
+      )
+    except types.RetrievalError:
+      return None
+
   async def chat(
     self, model: str, prompt: str, **limits: Any
   ) -> tuple[str, Usage]:
@@ -87,6 +166,32 @@ class OpenAIEndpoint:
       {"model": model, "messages": messages, **limits},
       lambda choice: http_calls.text_of(choice["message"]["content"]),
       expected="a text at choices[0].message.content",
+    )
+
+  async def embed(self, model: str, texts: Sequence[str]) -> list[list[float]]:
+    """Returns a vector for each text; raises as `ask`.
+
+    https://platform.openai.com/docs/api-reference/embeddings
+    """
+
+    def read(value: Any) -> list[list[float]]:
+      data = value.get("data") if isinstance(value, Mapping) else None
+      try:
+        entries = _EMBEDDINGS.validate_python(data)
+      except pydantic.ValidationError:
+        entries = []
+      vectors = {entry.index: entry.embedding for entry in entries}
+      if sorted(entry.index for entry in entries) != list(range(len(texts))):
+        raise self._caller.unexpected(
+          self.url,
+          value,
+          f"an embedding for each of {len(texts)} texts",
+        )
+      return [vectors[i] for i in range(len(texts))]
+
+    request = {"model": model, "input": texts, "encoding_format": "float"}
+    return await self._caller.ask(
+      "POST", self.url, content=http_calls.body(request), read=read
     )
 
   async def ask(
@@ -122,8 +227,8 @@ class OpenAIEndpoint:
       usage = value.get("usage")
       usage = usage if isinstance(usage, Mapping) else {}
       return content, Usage(
-        prompt=_token_count(usage.get("prompt_tokens")),
-        completion=_token_count(usage.get("completion_tokens")),
+        prompt=_count(usage.get("prompt_tokens")),
+        completion=_count(usage.get("completion_tokens")),
       )
 
     return await self._caller.ask(
@@ -135,13 +240,37 @@ class OpenAIEndpoint:
     )
 
 
-def _token_count(value: object) -> int:
-  """Returns a server's count of tokens; 0 for anything but a positive int."""
+def _at(value: Any, *path: str) -> Any:
+  """Returns a value within nested JSON objects; None if there is none."""
+  for name in path:
+    if not isinstance(value, Mapping):
+      return None
+    value = value.get(name)
+  return value
+
+
+def _row(rows: Any, name: str, value: str) -> Any:
+  """Returns the first object of a list whose `name` is a value, or None."""
+  if not isinstance(rows, list):
+    return None
+  return next((row for row in rows if _at(row, name) == value), None)
+
+
+def _size(text: Any) -> int:
+  """Returns a number of parameters that is written as `494.03M` or `7.6B`."""
+  match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+  if match is None:
+    return 0
+  return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
+
+
+def _count(value: object) -> int:
+  """Returns a server's count; 0 for anything but a positive int."""
   return value if type(value) is int and value > 0 else 0
 
 
 class _StreamJoiner:
-  """Joins the chunks of a chat completion, see `Caller.ask`.
+  """Joins the chunks of a completion, of chats or text, see `Caller.ask`.
 
   https://platform.openai.com/docs/api-reference/chat-streaming
 
@@ -183,7 +312,16 @@ class _StreamJoiner:
         {name: value for name, value in call.items() if name != "index"}
         for call in self._calls
       ]
-    choice = {**last, "message": message}
+    choice = {**last, "message": message, "text": message.get("text")}
+    return json.dumps({"choices": [choice], "usage": self._usage}).encode()
+
+  def part(self) -> bytes | None:
+    """Returns a stream that stopped, as a reply cut in its text."""
+    text = self._message.get("text")
+    if not (text or self._message.get("content", "")).strip():
+      return None
+    message = dict(self._message)
+    choice = {"finish_reason": "length", "message": message, "text": text}
     return json.dumps({"choices": [choice], "usage": self._usage}).encode()
 
   def _add(self, data: bytes) -> None:
@@ -192,14 +330,15 @@ class _StreamJoiner:
       chunk = json.loads(data)
       self._usage = chunk.get("usage") or self._usage
       for choice in (chunk["choices"] or [])[:1]:
-        for name, value in (choice.get("delta") or {}).items():
+        parts = choice.get("delta") or {"text": choice.get("text")}
+        for name, value in parts.items():
           if name == "tool_calls":
             for call in value or ():
               self._add_call(call)
             continue
           if isinstance(value, list):
-            parts = [part["text"] for part in value if "text" in part]
-            value = "".join(parts)
+            texts = [part["text"] for part in value if "text" in part]
+            value = "".join(texts)
           if isinstance(value, str):
             text_so_far = self._message.get(name, "") if name != "role" else ""
             self._message[name] = text_so_far + value

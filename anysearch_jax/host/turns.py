@@ -137,6 +137,13 @@ class Limit:
     for caller in self._callers:
       caller.waited(seconds)
 
+  def renew(self) -> None:
+    """Gives the work all of its seconds again, because it makes progress."""
+    self._count_elapsed()
+    if self._seconds > -math.inf:
+      self._seconds = self._allowed_seconds
+      self._reschedule()
+
   def end(self) -> None:
     """Ends the work now."""
     self._seconds = self._waiting = -math.inf
@@ -177,6 +184,11 @@ def waiting() -> Iterator[None]:
   finally:
     for limit in limits:
       limit.wait(-1)
+
+
+def running() -> tuple[Limit, ...]:
+  """Returns the limits of the running task."""
+  return _limits.get()
 
 
 def of_work(limits: tuple[Limit, ...]) -> contextvars.Context:

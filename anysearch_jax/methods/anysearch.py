@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.algorithms import method
-from anysearch_jax.environment import prompts
-from anysearch_jax.rollout import last_answer
+from anysearch_jax.environment import prompts, wording
+from anysearch_jax.rollout import last_answer, short_prompts
 
-WORDINGS = {
-  name: (words.then(last_answer.add) if words.environment().last else words)
-  for name, words in prompts.WORDINGS.items()
-}
+_SHORT = ("documents_short", "plain_retrieval")
+
+
+def _with_step(name: str) -> wording.Wording:
+  """Returns the texts of an environment, whose episodes take its own course."""
+  words = prompts.WORDINGS[name]
+  if name in _SHORT:
+    return words.then(short_prompts.add)
+  if words.environment().last:
+    return words.then(last_answer.add)
+  return words
+
+
+WORDINGS = {name: _with_step(name) for name in prompts.WORDINGS}
 
 
 def reward(

@@ -15,7 +15,7 @@ from anysearch_jax.policy import families, hf_config
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 # RoPE's key for the context length before scaling.
-_ORIGINAL_CONTEXT = "original_max_position_embeddings"
+ORIGINAL_CONTEXT = "original_max_position_embeddings"
 # Keys that must be positive integers where they are given.
 _SIZES = (
   "vocab_size",
@@ -90,7 +90,7 @@ _SCALINGS: dict[str, type[architecture_lib.Rope]] = {
 }
 # Settings of RoPE whose values are not positive numbers.
 _SETTING_KINDS = {
-  _ORIGINAL_CONTEXT: hf_config.SIZE,
+  ORIGINAL_CONTEXT: hf_config.SIZE,
   "truncate": hf_config.SWITCH,
 }
 
@@ -137,9 +137,9 @@ def from_hf(hf: Mapping[str, Any]) -> architecture_lib.Architecture:
     if fields.get("windowed"):
       fields["windowed_theta"] = _unscaled_theta(rope[_SLIDING])
     rope = rope[_FULL]
-  elif _ORIGINAL_CONTEXT in hf:
+  elif ORIGINAL_CONTEXT in hf:
     # transformers prefers this key to the one inside, unlike for theta.
-    rope = {**rope, _ORIGINAL_CONTEXT: hf[_ORIGINAL_CONTEXT]}
+    rope = {**rope, ORIGINAL_CONTEXT: hf[ORIGINAL_CONTEXT]}
   theta, scaling = _rope(rope)
   if family.experts:
     fields |= _expert_fields(config)

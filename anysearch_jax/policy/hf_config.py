@@ -21,7 +21,8 @@ from anysearch_jax.host import json_files
 _BOOKKEEPING = """
   _attn_implementation _attn_implementation_autoset
   _attn_implementation_internal _commit_hash
-  _experts_implementation_internal _name_or_path attn_implementation
+  _experts_implementation_internal _model_name_or_path _name_or_path
+  attn_implementation
   bos_token_id chunk_size_feed_forward classifier_dropout
   decoder_start_token_id dtype eos_token_id finetuning_task
   gradient_checkpointing id2label initializer_factor initializer_range
@@ -29,7 +30,8 @@ _BOOKKEEPING = """
   output_past pad_token_id prefix problem_type return_dict sep_token_id
   task_specific_params tf_legacy_loss tie_last_hidden_states tokenizer_class
   torch_dtype torchscript transformers.js_config transformers_version
-  unsloth_fixed unsloth_version use_bfloat16 use_cache use_return_dict
+  unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+  use_return_dict
 """
 # Defaults of `generate`, which older versions wrote into the same file. They
 # are ignored: the configuration of the run decides how tokens are sampled.
@@ -158,16 +160,16 @@ def refuse_adapter(folder: pathlib.Path) -> None:
 
 
 def refuse_gguf(folder: pathlib.Path) -> None:
-  """Raises ValueError for weights of llama.cpp, in a folder or named itself."""
+  """Raises ValueError for weights of llama.cpp in place of safetensors."""
   files = sorted(folder.glob("*.gguf"))
   if folder.suffix == ".gguf":
     files = [folder]
   if files:
     name = shlex.quote(str(files[0]))
     raise ValueError(
-      f"{folder}: found GGUF weights, which are quantised for llama.cpp; "
-      "expected safetensors, so download the original model. Or serve them by "
-      f"`llama-server -m {name}`, and ask with --openai=URL."
+      f"{folder}: found GGUF weights, expected safetensors. Commands convert a "
+      f"policy if you name the file itself, --hf={name}; of anything else "
+      "download the original model."
     )
 
 

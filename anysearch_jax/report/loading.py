@@ -68,7 +68,7 @@ def sources(item: str) -> list[Source]:
 def parse_item(item: str) -> tuple[str, tuple[pathlib.Path, ...]]:
   """Reads `folder` or `label=folder`, several folders joined by `+`.
 
-  Both may contain `=` and `+`, see `launch.report`; only a folder on its own
+  Both may contain `=` and `+`, see `anysearch report`; only a folder on its own
   may have a `+` in its name. Longer folder names are preferred. The label is ""
   if there is none. Raises ValueError if the item does not name existing
   folders.
@@ -122,9 +122,9 @@ def how_to_evaluate(folder: pathlib.Path) -> str:
   """Says how a folder gets an evaluation, also while its training runs."""
   saved = folder / "checkpoints"
   if not any(path.name.isdecimal() for path in saved.glob("*")):
-    return "Run launch.evaluate first, or correct the path."
+    return "Run anysearch evaluate first, or correct the path."
   return (
-    "Evaluate its newest checkpoint first: launch.evaluate --config=FILE "
+    "Evaluate its newest checkpoint first: anysearch evaluate --config=FILE "
     f"--checkpoint={folder} --output={folder}/evaluation/plain."
   )
 

@@ -155,7 +155,7 @@ def measure(
   if rows and not budgets(rows):
     raise ValueError(
       "Found only failed episodes; expected one that ended. The same "
-      "launch.evaluate plays them again once engine and retriever answer."
+      "anysearch evaluate plays them again once engine and retriever answer."
     )
   if prices:
     rows = [

@@ -64,6 +64,8 @@ _OPENS = "<think>"
 _CLOSES = "</think>"
 # Characters of a token of any prose are fewer on average.
 _MOST_CHARACTERS = 12
+# Of calls that models write as text.
+_BEGINS_CALL = ("{", "[", "<", "`")
 _LONGEST_TAG = len("</information>")
 # Stands for a message without text or calls: servers refuse to read an empty
 # one, and with it every later turn of the conversation.
@@ -195,10 +197,11 @@ class ChatEngine(completions.CompletionsEngine):
     elif _CHOICE not in self.refused:
       fields |= _OFFER
       fields[_CHOICE] = "none"
-    tell = None
+    # Streams, so that the deadline is one between tokens.
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    tell: Callable[[Mapping[str, Any]], None] = completions.ignore
     if request.on_tokens is not None:
       tell = _streamer(request.on_tokens, self._codec, tools=tools)
-      fields |= {"stream": True, "stream_options": {"include_usage": True}}
     sampling = self._sampling.for_request(request)
     with completions.engine_errors():
       reply, usage = await self._ask(
@@ -478,10 +481,10 @@ def _streamer(
 ) -> Callable[[Mapping[str, Any]], None]:
   """Returns a function that passes on a turn while its message arrives.
 
-  It is called with the message so far. If the model has tools, only the
-  reasoning is passed on, because the rest may turn out to be the answer. Text
-  that was passed on cannot be taken back: when a stream begins anew, the
-  function waits until it is longer.
+  It is called with the message so far. If the model has tools, what follows the
+  reasoning is passed on as an answer, unless it begins like a call. Text that
+  was passed on cannot be taken back: when a stream begins anew, the function
+  waits until it is longer.
   """
   sent_characters = 0
 
@@ -497,6 +500,8 @@ def _streamer(
     text = _thought_text(thought, ended=bool(content))
     if not tools:
       text += content
+    elif content.strip() and not content.lstrip().startswith(_BEGINS_CALL):
+      text += f"<answer>{content}"
     if len(text) > sent_characters:
       on_tokens(codec.encode(text[sent_characters:]))
       sent_characters = len(text)

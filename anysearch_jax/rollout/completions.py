@@ -55,7 +55,7 @@ _OPTIONAL = (
 )
 _REFUSAL = re.compile(
   r"(un|not |n't |only )(support|recogni[sz]ed|known|expected|permit|allow)"
-  r"|extra|forbidden|invalid (field|param)",
+  r"|verified|extra|forbidden|invalid (field|param)",
   re.IGNORECASE,
 )
 
@@ -137,11 +137,14 @@ class CompletionsEngine:
       "stop": list(request.stop),
       # Turns are reproducible if the server honours the seed.
       "seed": seed(request.address, request.turn),
+      # Streams, so that the deadline is one between tokens.
+      "stream": True,
+      "stream_options": {"include_usage": True},
     }
     sampling = self._sampling.for_request(request)
     with engine_errors():
       completion, _ = await self._ask(
-        fields, sampling, _read_completion, _EXPECTED
+        fields, sampling, _read_completion, _EXPECTED, ignore
       )
     return generation(completion, request, self._codec)
 
@@ -227,6 +230,10 @@ def engine_errors() -> Iterator[None]:
     yield
   except types.RetrievalError as error:
     raise types.EngineError(str(error)) from None
+
+
+def ignore(message: Mapping[str, Any]) -> None:
+  """Does not pass on a message that a server streams."""
 
 
 class Completion(NamedTuple):

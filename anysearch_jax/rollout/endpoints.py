@@ -7,8 +7,7 @@ which, a probe asks the model one question and sees whether it calls the tool.
 
 from __future__ import annotations
 
-import os
-import urllib.parse
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from anysearch_jax import config as config_lib
@@ -23,9 +22,16 @@ CALLS = {
   "tags": "it writes the search as tags in its messages",
   COMPLETIONS: "it continues one text",
 }
-KEY = "OPENAI_API_KEY"
+KEY = openai_endpoint.KEY
 # The environment of a user's own documents, by the way the model is asked.
 _DOCUMENTS = {"tools": "documents_tools", "tags": "documents_tags"}
+SEARCH_FIRST = "documents_short"
+PLAIN_RETRIEVAL = "plain_retrieval"
+# Their requests are whole texts, which any chat model can read.
+_SHORT = (SEARCH_FIRST, PLAIN_RETRIEVAL)
+# Measured with Qwen2.5-Coder-0.5B: a conversation with tools or tags is worse
+# than plain retrieval. Models from some 1.5 billion parameters on call tools.
+_SMALL_PARAMETERS = 1_500_000_000
 _LISTED_MODELS = 10  # Of a server, in an error.
 _CONTEXT_TOKENS = 16384  # Of a model whose context is unknown.
 
@@ -42,6 +48,9 @@ class Endpoint(NamedTuple):
     tokenizer: folder of its tokenizer, for `completions`; "": none.
     key_variable: environment variable with the key; "": no key; None: `KEY` if
       it is set and the address is https.
+    searches_first: whether questions about documents are played in short
+      prompts, see `short_prompts`; None: if the server says that the model has
+      fewer than 1.5 billion parameters.
   """
 
   url: str
@@ -49,6 +58,7 @@ class Endpoint(NamedTuple):
   calls: str = "auto"
   tokenizer: str = ""
   key_variable: str | None = None
+  searches_first: bool | None = None
 
 
 class OpenEndpoint(NamedTuple):
@@ -61,6 +71,7 @@ class OpenEndpoint(NamedTuple):
     codec: the text side of its tokenizer.
     prompts: the environment, for `episode.prompts`.
     why: why it is asked in this way; "" if no probe was needed.
+    context: tokens of a conversation; 0: the server does not say.
   """
 
   name: str
@@ -69,6 +80,7 @@ class OpenEndpoint(NamedTuple):
   codec: Any
   prompts: str
   why: str
+  context: int = 0
 
 
 def default_config() -> config_lib.ExperimentConfig:
@@ -139,10 +151,22 @@ def open_endpoint(
       f"for tags; expected {_DOCUMENTS['tools']} in episode.prompts, or tags."
     )
   if key is None:
-    # Without being told, send the key over encrypted connections only.
-    is_encrypted = urllib.parse.urlsplit(url).scheme == "https"
-    key = KEY if is_encrypted and os.environ.get(KEY) else ""
-  model = endpoint.model or _only_model(url, key)
+    key = openai_endpoint.default_key_variable(url)
+  model, served_model = _describe(endpoint, key)
+  if served_model.slots:
+    # More requests would wait there while their deadlines run.
+    concurrency = min(concurrency, served_model.slots)
+  why = ""
+  searches_first = endpoint.searches_first
+  if searches_first is None and prompts == "documents" and calls == "auto":
+    searches_first = 0 < served_model.parameters < _SMALL_PARAMETERS
+    if searches_first:
+      why = f"it has {served_model.parameters // 10**6:,} million parameters"
+  if searches_first and is_documents:
+    prompts = SEARCH_FIRST
+  if prompts in _SHORT:
+    is_documents = False
+    calls = "tags" if calls == "auto" else calls
   codec: Any = plain_text.PlainText()
   if folder:
     from anysearch_jax.policy import tokenizer
@@ -164,7 +188,6 @@ def open_endpoint(
 
   # Only the documents have an environment for models that call tools.
   engine = make_engine(calls if calls != "auto" or is_documents else "tags")
-  why = ""
   if calls == "auto":
     try:
       calls = loop.run(engine.probe())
@@ -199,18 +222,28 @@ def open_endpoint(
     codec=codec,
     prompts=prompts,
     why=why,
+    context=served_model.context,
   )
 
 
-def _only_model(url: str, key_variable: str) -> str:
-  """Returns the name of a server's only model."""
+def _describe(
+  endpoint: Endpoint, key_variable: str
+) -> tuple[str, openai_endpoint.ServedModel]:
+  """Returns the model's name, and what the server says of the model."""
   server = openai_endpoint.OpenAIEndpoint(
-    url, "/chat/completions", key_variable=key_variable, deadline=30.0
+    endpoint.url, "/chat/completions", key_variable=key_variable, deadline=30.0
   )
   try:
-    names = loop.run(server.models())
+    model = endpoint.model or _only_model(
+      endpoint.url, loop.run(server.models())
+    )
+    return model, loop.run(server.served_model(model))
   finally:
     server.close()
+
+
+def _only_model(url: str, names: Sequence[str]) -> str:
+  """Returns the name of a server's only model."""
   if len(names) == 1:
     return names[0]
   listed = ", ".join(sorted(names)[:_LISTED_MODELS]) or "them"

@@ -131,7 +131,8 @@ def start(
     text = text.removesuffix(opened)
     ids = [*ids[:special_count], *codec.encode(text)]
   prompt_chunk = _unsampled_chunk(types.Author.PROMPT, text, ids)
-  return next_turn(dataclasses.replace(episode, opened=opened), prompt_chunk)
+  episode = next_turn(dataclasses.replace(episode, opened=opened), prompt_chunk)
+  return environment.begin(episode) if environment.begin else episode
 
 
 def step(
@@ -162,20 +163,34 @@ def step(
       return finish(episode, types.Outcome.FAILED, reason)
     case types.GenerateRequest(max_tokens=limit), types.Generation():
       return _after_turn(episode, event, limit)
-    case types.SearchRequest() as call, episode_state.Retrieved(passages):
-      return _after_search(episode, call, passages)
+    case types.SearchRequest(), episode_state.Retrieved(passages):
+      charged, text = charge_search(episode, passages)
+      text += episode.environment.after_search(
+        charged.budget, charged.searches_used
+      )
+      chunk = environment_chunk(charged, text)
+      return next_turn(charged, chunk, passages=passages)
   raise ValueError(
     f"Found a {type(event).__name__} while the episode at {episode.address} "
     f"waits on a {type(episode.request).__name__}. Answer each request once."
   )
 
 
-def _after_search(
-  episode: episode_state.Episode,
-  call: types.SearchRequest,
-  passages: tuple[types.Passage, ...],
-) -> episode_state.Episode:
-  """Charges a search, shows its passages and requests the next turn."""
+def charge_search(
+  episode: episode_state.Episode, passages: tuple[types.Passage, ...]
+) -> tuple[episode_state.Episode, str]:
+  """Charges the search that an episode waits for.
+
+  Args:
+    episode: the episode, which waits for a `SearchRequest`.
+    passages: the answer.
+
+  Returns:
+    The charged episode, and the text that shows the passages. Its last
+    observation has their numbers; the caller that shows them adds them.
+  """
+  call = episode.request
+  assert isinstance(call, types.SearchRequest)
   env = episode.environment
   markers = _markers(env, episode.codec)
   tool = env.tool(call.tool)
@@ -197,9 +212,7 @@ def _after_search(
   charged = dataclasses.replace(
     episode, observations=(*episode.observations, observation)
   )
-  text += env.after_search(charged.budget, charged.searches_used)
-  chunk = environment_chunk(charged, text)
-  return next_turn(charged, chunk, passages=passages)
+  return charged, text
 
 
 def land(episode: episode_state.Episode) -> episode_state.Episode:
@@ -302,7 +315,7 @@ def _after_turn(
       elif env.repeated and query in episode.queries:
         line = env.repeated
       else:
-        return _request_search(episode, query, env.tool(tool))
+        return request_search(episode, query, env.tool(tool))
     case _ if env.ends_itself and not is_full:
       return finish(episode, types.Outcome.INVALID)
     case _:
@@ -327,13 +340,18 @@ def _after_turn(
   return next_turn(episode, environment_chunk(episode, line))
 
 
-def _request_search(
+def request_search(
   episode: episode_state.Episode, argument: str, tool: tools.Tool
 ) -> episode_state.Episode:
   """Requests a call of a tool.
 
   The request's context is the response so far, which retrievers that ask a
   language model read.
+
+  Args:
+    episode: the episode, whose last turn made the call.
+    argument: the query, or what the tool takes in its place.
+    tool: one of its environment's tools.
   """
   response = "".join(
     chunk.text

@@ -219,8 +219,17 @@ def _python_call(expression: str) -> tuple[str, dict[str, Any]] | None:
 
 def _json_at(text: str, start: int) -> Any:
   """Returns the JSON value that begins at an offset; None if none does."""
-  try:
-    value, _ = json.JSONDecoder(strict=False).raw_decode(text, start)
-  except (ValueError, RecursionError):
-    return None
-  return value
+  decoder = json.JSONDecoder(strict=False)
+  # Small models forget braces at the end of their text, or of its fence.
+  body = text.rstrip("` \n")
+  for forgotten_braces in ("", "}", "}}"):
+    try:
+      value, _ = decoder.raw_decode(body + forgotten_braces, start)
+    except json.JSONDecodeError as error:
+      if error.pos < len(body):
+        return None
+    except (ValueError, RecursionError):
+      return None
+    else:
+      return value
+  return None

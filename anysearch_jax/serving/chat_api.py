@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
+from anysearch_jax.environment import citations
 from anysearch_jax.serving import fields
 
 
@@ -40,7 +41,7 @@ class Writer:
   last = b"data: [DONE]\n\n"
 
   def __init__(self, request: fields.ParsedRequest, served: fields.Served):
-    self._cites = served.cites
+    self._served = served
     self._id = f"chatcmpl-{uuid.uuid4().hex}"
     self._created = int(time.time())
     self._request = request
@@ -54,7 +55,7 @@ class Writer:
     """Yields the chunks of an event."""
     if isinstance(event, events.Answer):
       self._reply = event.reply
-      delta = _message(event.reply, self._cites)
+      delta = _message(event.reply, self._served)
       del delta["role"]  # Clients join the roles of all chunks.
       yield self._chunk(delta)
       last = self._chunk({}, finish=_finish(event.reply))
@@ -77,7 +78,7 @@ class Writer:
     *_, last = answer_events
     assert isinstance(last, events.Answer)  # Every question ends with it.
     reply = last.reply
-    message = _message(reply, self._cites)
+    message = _message(reply, self._served)
     message["reasoning_content"] = "".join(map(_reasoning, answer_events))
     choice: dict[str, Any] = {"message": message, "anysearch": reply.record()}
     completion = self._values("chat.completion", choice, _finish(reply))
@@ -109,13 +110,13 @@ def _reasoning(event: events.Event) -> str:
     case events.Searching(number, query):
       return f"\n\nsearch {number}: {query}\n"
     case events.Found(_, passages):
-      titles = "; ".join(passage.title for passage in passages)
+      titles = "; ".join(map(citations.title, passages))
       return f"found: {titles or 'nothing'}\n\n"
   return ""
 
 
-def _message(reply: events.Reply, cites: bool) -> dict[str, Any]:
-  citations = fields.url_citations(reply, cites=cites)
+def _message(reply: events.Reply, served: fields.Served) -> dict[str, Any]:
+  citations = fields.url_citations(reply, served)
   return {
     "role": "assistant",
     "content": reply.answer,

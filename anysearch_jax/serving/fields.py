@@ -11,7 +11,7 @@ import math
 import re
 import urllib.parse
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -20,10 +20,10 @@ from starlette import exceptions
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.agent import events
-from anysearch_jax.environment import citations
+from anysearch_jax.environment import citations, protocol
 
 # No question is longer than this, about 50,000 tokens.
-_MAX_CHARACTERS = 200_000
+MAX_CHARACTERS = 200_000
 _MARK = re.compile(r"\[([0-9]+)\]")
 _MAX_STOPS = 4  # The limit of OpenAI's API.
 # Fields without an effect on an answer.
@@ -133,6 +133,13 @@ def refuse(
   return RequestError(status, message, param=param, code=code)
 
 
+def url_of(passage: types.Passage) -> str:
+  """Returns the URL of a passage: its id, if that is one, or a URN."""
+  if passage.id.startswith(("http://", "https://")):
+    return passage.id
+  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Served:
   """The model that a service offers, with its defaults and limits.
@@ -146,6 +153,7 @@ class Served:
     sampling: default temperature, top-p and top-k.
     prices: prices by which a budget of dollars is charged.
     cites: whether answers cite passages as `[2]`, taken from the agent.
+    url_of: returns the URL of a passage for the client of a request.
   """
 
   model: str
@@ -156,6 +164,7 @@ class Served:
   sampling: config_lib.SamplingConfig = config_lib.SamplingConfig()
   prices: budgets.Prices = budgets.NO_CAPS.prices
   cites: bool = False
+  url_of: Callable[[types.Passage], str] = url_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +182,7 @@ class ParsedRequest:
     sampling: temperature, top-p and top-k; None: those of the service.
     stop: the answer is cut before the first of these texts.
     usage: whether a stream of chunks ends with the numbers of tokens.
+    drafts: whether the text of an answer is streamed while it is written.
   """
 
   question: str
@@ -185,6 +195,7 @@ class ParsedRequest:
   sampling: config_lib.SamplingConfig | None = None
   stop: tuple[str, ...] = ()
   usage: bool = False
+  drafts: bool = False
 
 
 def _texts(content: Any) -> Any:
@@ -247,7 +258,9 @@ class _Tool(pydantic.BaseModel):
   type: str
 
 
-class _StreamOptions(pydantic.BaseModel):
+class StreamOptions(pydantic.BaseModel):
+  """How an answer is streamed."""
+
   include_usage: bool = False
 
 
@@ -280,7 +293,7 @@ class Request(pydantic.BaseModel):
   tool_choice: Literal["auto", "none"] = "auto"
   tools: list[_Tool] = []
   stream: bool = False
-  stream_options: _StreamOptions = _StreamOptions()
+  stream_options: StreamOptions = StreamOptions()
   seed: Annotated[int, pydantic.Field(ge=0, lt=2**32)] = 42
   deadline: Annotated[float, pydantic.Field(gt=0)] = math.inf
   temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
@@ -324,6 +337,10 @@ class Request(pydantic.BaseModel):
     """Returns role and text of each message."""
     raise NotImplementedError
 
+  def include_draft(self) -> bool:
+    """Returns whether the client asks for the text of an unfinished answer."""
+    return False
+
   def token_limits(self) -> list[int | None]:
     """Returns the fields that limit the tokens of an answer."""
     raise NotImplementedError
@@ -361,11 +378,11 @@ def parse_request(
     raise RequestError(
       400, "Found no question, expected a text.", code="no_question"
     )
-  if len(question) > _MAX_CHARACTERS:
+  if len(question) > MAX_CHARACTERS:
     raise RequestError(
       400,
       f"Found a question of {len(question)} characters, expected at most "
-      f"{_MAX_CHARACTERS}.",
+      f"{MAX_CHARACTERS}.",
       code="context_length_exceeded",
     )
   model = served.model if request.model is None else request.model
@@ -390,6 +407,7 @@ def parse_request(
     sampling=None if sampling == served.sampling else sampling,
     stop=tuple(request.stop),
     usage=request.stream_options.include_usage,
+    drafts=request.include_draft(),
   )
 
 
@@ -522,44 +540,42 @@ def conversation(
     )
   if len(turns) == 1:
     return last
-  earlier = (
-    f"{role}: {citations.without_marks(text) if cites else text}"
+  earlier = [
+    (role, (citations.without_marks(text) or "") if cites else text)
     for role, text in turns[:-1]
-  )
-  return "\n".join([*earlier, f"question: {last}"])
+  ]
+  return protocol.conversation(earlier, last)
 
 
-def url_of(passage: types.Passage) -> str:
-  """Returns the URL of a passage: its id, if that is one, or a URN."""
-  if passage.id.startswith(("http://", "https://")):
-    return passage.id
-  return f"urn:passage:{urllib.parse.quote(passage.id, safe='/')}"
-
-
-def url_citations(reply: events.Reply, *, cites: bool) -> list[dict[str, Any]]:
+def url_citations(reply: events.Reply, served: Served) -> list[dict[str, Any]]:
   """Returns the citations of an answer.
 
-  With `cites` there is one for each mark such as `[2]`, with the number and the
-  place in the document. Otherwise there is one for each passage that was shown:
-  the policy has read it, but it need not support the answer.
+  If the agent cites, there is one for each mark such as `[2]`, with the number
+  and the place in the document. Otherwise there is one for each passage that
+  was shown: the policy has read it, but it need not support the answer.
   """
   text = reply.answer or ""
-  if not cites:
+  if not served.cites:
     by_url = {url_of(p): p for passages in reply.documents for p in passages}
-    return [_annotation(passage, 0, len(text)) for passage in by_url.values()]
+    return [
+      _annotation(passage, served, 0, len(text)) for passage in by_url.values()
+    ]
   passages = dict(reply.citations)
   return [
-    _annotation(passages[int(mark[1])], *mark.span()) | {"number": int(mark[1])}
+    _annotation(passages[int(mark[1])], served, *mark.span())
+    | {"number": int(mark[1])}
     for mark in _MARK.finditer(text)
     if int(mark[1]) in passages
   ]
 
 
-def _annotation(passage: types.Passage, start: int, end: int) -> dict[str, Any]:
+def _annotation(
+  passage: types.Passage, served: Served, start: int, end: int
+) -> dict[str, Any]:
   """Returns a citation of a passage by a part of an answer."""
   values = {
     "type": "url_citation",
-    "url": url_of(passage),
+    "url": served.url_of(passage),
     "title": citations.title(passage),
     "start_index": start,
     "end_index": end,

@@ -194,6 +194,11 @@ class Guard:
       )
     return self.keys[matches.index(True)]
 
+  def knows(self, name: str) -> bool:
+    """Returns whether there is a key of a name."""
+    self._read_again()
+    return any(key.name == name for key in self.keys)
+
   def _read_again(self) -> None:
     """Reads the file of keys if it is another one than at the last look."""
     if self._file is None:

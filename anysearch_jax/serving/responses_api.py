@@ -24,6 +24,10 @@ Item = dict[str, Any]
 _OTHER_ITEMS = ("reasoning", "web_search_call")
 
 
+class _StreamOptions(fields.StreamOptions):
+  include_draft: bool = False
+
+
 class _Text(pydantic.BaseModel):
   format: fields.Form = fields.Form()
 
@@ -50,6 +54,7 @@ class Request(fields.Request):
   instructions: fields.Texts | None = None
   max_output_tokens: fields.Tokens | None = None
   background: fields.Off = False
+  stream_options: _StreamOptions = _StreamOptions()
   text: _Text = _Text()
 
   def turns(self) -> list[tuple[str, str]]:
@@ -57,6 +62,9 @@ class Request(fields.Request):
     if self.instructions is None:
       return messages
     return [("instructions", fields.text_of(self.instructions)), *messages]
+
+  def include_draft(self) -> bool:
+    return self.stream_options.include_draft
 
   def token_limits(self) -> list[int | None]:
     return [self.max_output_tokens]
@@ -93,6 +101,8 @@ class Writer:
     match event:
       case events.Thinking(text):
         yield from self._reason(text)
+      case events.Drafting(text):
+        yield self._event("anysearch.draft.delta", delta=text)
       case events.Searching(_, query):
         yield from self._search(query)
       case events.Found():
@@ -159,12 +169,12 @@ class Writer:
   def _found(self, event: events.Found) -> Iterator[Item]:
     item = self._items[-1]
     item["status"] = "completed"
-    item["action"]["sources"] = [
-      {"type": "url", "url": fields.url_of(passage)}
-      for passage in event.passages
-    ]
+    urls = [self._served.url_of(passage) for passage in event.passages]
+    item["action"]["sources"] = [{"type": "url", "url": url} for url in urls]
     # OpenAI's own item has no texts; clients ignore fields they do not know.
     item["results"] = citations.passage_values(event.passages)
+    for result, url in zip(item["results"], urls, strict=True):
+      result["url"] = url
     for result, number in zip(item["results"], event.numbers, strict=False):
       result["number"] = number
     yield self._part("response.web_search_call.completed", indexed=False)
@@ -189,7 +199,7 @@ class Writer:
     }
     yield from self._begin("msg", "message", part, role="assistant")
     part["text"] = text
-    part["annotations"] = fields.url_citations(reply, cites=self._served.cites)
+    part["annotations"] = fields.url_citations(reply, self._served)
     yield self._part("response.output_text.delta", delta=text, logprobs=[])
     for index, annotation in enumerate(part["annotations"]):
       yield self._part(

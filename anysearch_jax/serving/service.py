@@ -6,6 +6,7 @@
     GET  /v1/models             the policy's name
     GET  /v1/models/{model}     the same, by its name
     GET  /examples              questions that can be asked
+    GET  /documents/{name}      a file of the index, as answers cite it
     GET  /health                200, or 503 while the service drains
     GET  /metrics               for Prometheus
 
@@ -13,7 +14,7 @@ Errors have OpenAI's form:
 
     400   a field cannot be honoured
     401   the key is missing or unknown
-    404   unknown model or path
+    404   unknown model or path; a document that is gone or changed
     408   the body came too slowly
     413   the body is too large
     429   the key has too many requests, or used up its day
@@ -31,9 +32,10 @@ import functools
 import importlib.resources
 import json
 import logging
+import pathlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 import prometheus_client
@@ -44,7 +46,14 @@ from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.host import http_server, loop
-from anysearch_jax.serving import chat_api, fields, keys, responses_api
+from anysearch_jax.retrieval.documents import originals as originals_lib
+from anysearch_jax.serving import (
+  chat_api,
+  fields,
+  keys,
+  originals,
+  responses_api,
+)
 
 _log = logging.getLogger(__name__)
 _STOPPING = "The service stops; ask another one, or later."
@@ -58,24 +67,26 @@ _ID = "x-request-id"
 _MAX_EXAMPLES = 100
 # The API's name in metrics, and the module with its `Request` and `Writer`.
 _APIS = {"responses": responses_api, "chat": chat_api}
-_FILES = {
-  "/": ("index.html", "text/html; charset=utf-8"),
-  "/page.css": ("page.css", "text/css; charset=utf-8"),
-  "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+# The page's files, by their suffix.
+_MEDIA_TYPES = {
+  ".html": "text/html; charset=utf-8",
+  ".css": "text/css; charset=utf-8",
+  ".js": "text/javascript; charset=utf-8",
 }
 # Upper bounds of the buckets of histograms: 0.01, 0.02, 0.05, ... 50, 100.
 _SECONDS_BUCKETS = tuple(
   digit * 10.0**exponent for exponent in (-2, -1, 0, 1) for digit in (1, 2, 5)
 ) + (100,)
 _SEARCHES_BUCKETS = (0, 1, 2, 3, 4, 5, 8, 12, 16, 32)
-# The page loads nothing from other hosts, runs no inline script, and cannot be
-# put into a frame:
+# The page loads nothing from other hosts, runs no inline script, cannot be put
+# into a frame, and frames this service's documents only:
 # https://developer.mozilla.org/en-US/docs/Web/HTTP/Guides/CSP
 _HEADERS = {
   "content-security-policy": (
     "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'; require-trusted-types-for 'script'"
+    "connect-src 'self'; frame-src 'self'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'"
   ),
   "x-content-type-options": "nosniff",
   "referrer-policy": "no-referrer",
@@ -260,6 +271,7 @@ class Service:
     agent: answers the questions.
     served: the model, with defaults and limits of requests.
     guard: admits keys; None admits everybody.
+    documents: the files of the agent's index; None if it has none.
     max_questions: limit of the questions that run or wait at a time; 0: eight
       times the agent's slots.
     locked: whether every client needs a key.
@@ -270,6 +282,7 @@ class Service:
   served: fields.Served
   _: dataclasses.KW_ONLY
   guard: keys.Guard | None = None
+  documents: originals_lib.Originals | None = None
   max_questions: int = 0
   draining: bool = False
 
@@ -279,6 +292,9 @@ class Service:
     self._metrics = _Metrics(self.agent)
     self._running = 0
     self.locked = self.guard is not None
+    self.links: originals.Links | None = None
+    if self.documents is not None:
+      self.links = originals.Links(self.documents, self.guard)
 
   def drain(self, seconds: float) -> None:
     """Refuses new questions; those under way get 503 after `seconds`."""
@@ -300,6 +316,10 @@ class Service:
       "running": self._running,
       "max_budget": self.served.max_budget,
       "passages": self.agent.passages,
+      "max_characters": fields.MAX_CHARACTERS,
+      "history_characters": min(
+        self.agent.history_characters, fields.MAX_CHARACTERS // 2
+      ),
       "keys": self.locked,
     }
     return _json(values, 503 if self.draining else 200)
@@ -372,7 +392,15 @@ class Service:
     if refusal is not None:
       raise fields.RequestError(400, refusal, code="unknown_words")
     self._begin(account, key, request)
-    writer = api.Writer(request, self.served)
+    served = self.served
+    if self.links is not None:
+      served = dataclasses.replace(
+        served,
+        url_of=functools.partial(
+          self.links.url, request=http_request, key=account.key
+        ),
+      )
+    writer = api.Writer(request, served)
     if request.stream:
       return _EventStream(
         self._chunks(writer, account, request),
@@ -438,6 +466,7 @@ class Service:
         sampling=request.sampling,
         tell=lambda event: put(self._counted(account, event, request.stop)),
         pieces=request.stream,
+        drafts=request.drafts,
       )
     )
     answering.add_done_callback(lambda _: put(None))
@@ -558,9 +587,11 @@ def create_app(service: Service) -> applications.Starlette:
     routing.Route("/examples", service.examples),
     routing.Route("/health", service.health),
     routing.Route("/metrics", service.metrics),
+    *_page_routes(),
     *(
-      routing.Route(path, _file(name, kind), methods=["GET"])
-      for path, (name, kind) in _FILES.items()
+      [routing.Route(f"{originals.PATH}{{name:path}}", service.links.respond)]
+      if service.links
+      else []
     ),
   ]
   paths = ", ".join(route.path_format for route in routes)
@@ -595,10 +626,13 @@ def _failed(request_id: str, error: Exception) -> fields.RequestError:
   )
 
 
-def _file(name: str, kind: str) -> responses_lib.Response:
-  """Returns an ASGI app that serves a file of the page."""
-  file = importlib.resources.files(__package__).joinpath("page", name)
-  return responses_lib.Response(file.read_bytes(), 200, _HEADERS, kind)
+def _page_routes() -> Iterator[routing.Route]:
+  """Yields a route for each file of the page; that of index.html is /."""
+  for file in importlib.resources.files(__package__).joinpath("page").iterdir():
+    kind = _MEDIA_TYPES[pathlib.PurePath(file.name).suffix]
+    content = responses_lib.Response(file.read_bytes(), 200, _HEADERS, kind)
+    path = "/" if file.name == "index.html" else f"/{file.name}"
+    yield routing.Route(path, content, methods=["GET"])
 
 
 def _json(

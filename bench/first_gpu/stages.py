@@ -28,7 +28,7 @@ from anysearch_jax.launch import shipped
 from anysearch_jax.methods import systems
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, hf_architecture
-from anysearch_jax.retrieval.index import flat
+from anysearch_jax.retrieval.index import device_scan
 from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
@@ -280,7 +280,7 @@ def vectors(notes: Notes) -> None:
 
   values = jax.block_until_ready(make(jax.random.key(0)))
   search = functools.partial(
-    flat.search_devices,
+    device_scan.search_devices,
     values=values,
     k=3,
     mesh=jax.sharding.Mesh(np.asarray(jax.devices()[:1]), ("rows",)),

@@ -13,7 +13,6 @@ programs that are opening it.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import json
@@ -24,12 +23,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-import numpy as np
-
 from anysearch_jax.host import disk, json_files
 from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval.documents import (
   finding,
+  kept_vectors,
   ocr,
   reader_process,
   reading,
@@ -40,12 +38,14 @@ _PRIVATE = 0o700  # For the user alone.
 _NEXT = "next"
 _FILES = "files.json"
 _ROWS = f"corpus/{passages.LINES}"
-# Raised whenever a reader yields other parts of a file, or `_File` changes.
-_VERSION = 6
+# Raised whenever a reader yields other parts of a file, `File` changes, or
+# `analysis.DocumentAnalyzer` makes other terms.
+_VERSION = 9
 # Tokens of an encoder's input that are left for the title and the headings.
 _TITLE_TOKENS = 48
-# Passages by which the language of an index is detected.
-_SAMPLE = 500
+# Passages by whose beginnings the languages of an index are detected.
+_SAMPLE = 2000
+_SAMPLE_CHARACTERS = 600
 # The fewest tokens that a passage may be limited to.
 _LEAST_TOKENS = 16
 
@@ -55,14 +55,17 @@ class Settings:
   """Settings of an index of documents.
 
   Attributes:
-    tokens: the most tokens of a passage, counted by the encoder's tokenizer or,
-      without an encoder, as four bytes each. At 200, the three passages that a
-      search shows leave room for ten searches in a context of 8,192 tokens.
+    tokens: the most tokens of a passage, counted by the encoder's tokenizer if
+      it has one (`search.Tokenized`), otherwise as four bytes each. At 200, the
+      three passages that a search shows leave room for ten searches in a
+      context of 8,192 tokens.
     overlap: the most tokens that a passage repeats of the one before it.
-    language: see `building.Settings`; unused if there is an encoder. "" stands
-      for the language of most passages.
+    language: one of `analysis.LANGUAGES`. "" stands for those that the
+      passages are in.
     ocr: command that reads pictures of pages, see `ocr.Command`; "" for none.
-    follow_links: see `finding.find_files`.
+    follow_links, ignored_files: see `finding.find_files`.
+    kind: `bm25`, `flat` or `hybrid`; "": `hybrid` with an encoder, otherwise
+      `bm25`.
   """
 
   tokens: int = 200
@@ -70,6 +73,8 @@ class Settings:
   language: str = ""
   ocr: str = ""
   follow_links: bool = False
+  ignored_files: bool = False
+  kind: str = ""
 
   def __post_init__(self):
     if not (
@@ -94,7 +99,8 @@ class Summary(NamedTuple):
     removed: number of files that are gone.
     skipped: path and reason of files and folders that cannot be read.
     partly_read: path of files in the index, and what was lost of them.
-    ignored: number of files that are not read, see `finding.FoundFiles`.
+    ignored: numbers of what is not read, see `finding.FoundFiles`.
+    is_remade: whether there was an index whose passages could not be kept.
   """
 
   files: int
@@ -106,6 +112,7 @@ class Summary(NamedTuple):
   skipped: tuple[tuple[str, str], ...]
   partly_read: tuple[tuple[str, str], ...]
   ignored: Mapping[str, int]
+  is_remade: bool = False
 
 
 def update(
@@ -127,10 +134,11 @@ def update(
     paths: files, folders and globs, or one of them; see `finding.find_files`.
     folder: folder of the index; created if missing.
     settings: settings of the index.
-    encoder: makes the vectors of passages; None builds an index of words.
+    encoder: makes the vectors of passages; None builds an index of words, which
+      keeps the vectors of the previous build for a later one.
     afresh: whether to parse unchanged files again too.
     on_file: called with the number of files done, and of all files.
-    on_rows: called with the number of passages encoded, and of all passages.
+    on_rows: called with the number of passages encoded, and of all new ones.
 
   Returns:
     The numbers of files and passages, and the files that were not read.
@@ -155,69 +163,87 @@ def update(
   with disk.translate_errors(folder), building.locked(folder):
     documents = _find(paths, folder, settings)
     recipe, reader_settings = _recipe(settings, encoder)
+    search_recipe = _search_recipe(settings, encoder)
     newest = building.newest_build(folder)
-    files_before = {} if afresh else _read_files(newest, recipe)
-    if files_before and files_before.keys() == {*documents.files}:
+    stored = {} if afresh else _read_intact(newest)
+    files_before = _files(stored) if stored.get("made_by") == recipe else {}
+    places_before = {(file.path, file.name) for file in files_before.values()}
+    is_same = places_before == {*documents.files}
+    if files_before and is_same and _serves(stored, search_recipe):
       if all(file.stamp == stamp(file.path) for file in files_before.values()):
         return _summary(documents, files_before, files_before)
     next_build = folder / _NEXT
     shutil.rmtree(next_build, ignore_errors=True)
     (next_build / "corpus").mkdir(parents=True)
-    files: dict[finding.File, _File] = {}
-    file_stamps = {file: stamp(file.path) for file in documents.files}
+    files: dict[str, File] = {}
+    file_stamps = {file.name: stamp(file.path) for file in documents.files}
     unchanged = {
-      file
-      for file, file_before in files_before.items()
-      if file_stamps.get(file) == file_before.stamp
+      name
+      for name, file_before in files_before.items()
+      if file_stamps.get(name) == file_before.stamp
     }
     with (
       reader_process.Readers(reader_settings) as readers,
       (next_build / _ROWS).open("wb") as lines,
     ):
       texts = readers.read_all(
-        file.path for file in documents.files if file not in unchanged
+        file.path for file in documents.files if file.name not in unchanged
       )
       for done, file in enumerate(documents.files, start=1):
-        if file in unchanged:
-          files[file] = _copy_rows(files_before[file], newest, lines)
+        name = file.name
+        if name in unchanged:
+          files[name] = _copy_rows(files_before[name], newest, file.path, lines)
         else:
-          files[file] = _write_rows(file, file_stamps[file], next(texts), lines)
+          files[name] = _write_rows(file, file_stamps[name], next(texts), lines)
         on_file(done, len(documents.files))
-    summary = _summary(documents, files, files_before)
+    had_files = not afresh and (newest / _FILES).is_file()
+    summary = _summary(documents, files, files_before)._replace(
+      is_remade=had_files and not files_before
+    )
     if not summary.passages:
       raise ValueError(
         f"documents: found no text in {[*map(str, paths)]} (unreadable: "
-        f"{list(summary.skipped[:3])}; of other kinds: "
+        f"{list(summary.skipped[:3])}; left out: "
         f"{dict(documents.ignored)}), expected files with text, such as .pdf, "
         ".docx, .xlsx, .html, .md or .txt."
       )
-    kind = "bm25"
-    if encoder is not None:
-      kind = "flat"
-      if files_before:
-        encoder = _CachedEncoder(encoder, newest)
+    corpus = passages.prepare(next_build / _ROWS, next_build / "corpus")
+    contents = [*corpus.contents(0, len(corpus))]
+    kept_encoder = None
+    if encoder is None:
+      kept_vectors.keep(folder, newest, contents)
+    else:
+      kept_encoder = kept_vectors.KeptEncoder(encoder, folder, newest)
+      kept_encoder.complete(contents, on_rows)
     building.build(
       next_build / _ROWS,
       next_build,
       building.Settings(
-        kind, language=settings.language or _language(next_build / _ROWS)
+        search_recipe["kind"],
+        language=_analysis(settings.language, next_build / _ROWS),
       ),
-      encoder=encoder,
-      on_rows=on_rows,
+      encoder=kept_encoder,
     )
     json_files.write(
-      next_build / _FILES, {"made_by": recipe, "files": [*files.values()]}
+      next_build / _FILES,
+      {
+        "made_by": recipe,
+        "searched_by": search_recipe,
+        "files": [*files.values()],
+      },
     )
     name = f"build-{uuid.uuid4().hex[:10]}"
     next_build.rename(folder / name)
     json_files.write(folder / building.CURRENT, {"build": name})
+    if encoder is not None:
+      kept_vectors.forget(folder)
     for build in folder.glob("build-*"):
       if build.name not in (name, newest.name):
         shutil.rmtree(build, ignore_errors=True)
     return summary
 
 
-class _File(NamedTuple):
+class File(NamedTuple):
   """A file of a build; `files.json` lists the values in this order.
 
   Attributes:
@@ -237,13 +263,13 @@ class _File(NamedTuple):
   reason: str
 
 
-def stamp(path: str) -> list[int]:
+def stamp(path: str | int) -> list[int]:
   """Returns the size of a file and the time of its last change, or [].
 
   A change of its permissions counts too.
 
   Args:
-    path: the file; may be missing.
+    path: the file, which may be missing, or a descriptor of it.
   """
   try:
     status = os.stat(path)
@@ -252,14 +278,23 @@ def stamp(path: str) -> list[int]:
   return [status.st_size, status.st_ctime_ns]
 
 
+def files(build: pathlib.Path) -> list[File]:
+  """Returns the files of a build; one of a corpus has none.
+
+  Args:
+    build: folder of the build.
+  """
+  stored = json_files.read(build / _FILES, missing={"files": []})
+  return [File(*values) for values in stored["files"]]
+
+
 def stamps(build: pathlib.Path) -> dict[str, list[int]]:
   """Returns the stamp that each file of a build had, by its path.
 
   Args:
     build: folder of the build.
   """
-  rows = json_files.read(build / _FILES)["files"]
-  return {file.path: file.stamp for file in (_File(*row) for row in rows)}
+  return {file.path: file.stamp for file in files(build)}
 
 
 def is_current(
@@ -291,35 +326,58 @@ def _find(
     (*reading.READERS, *pictures),
     excluded_folder=str(folder),
     follow_links=settings.follow_links,
+    ignored_files=settings.ignored_files,
   )
 
 
-def _read_files(
-  build: pathlib.Path, recipe: Mapping[str, Any]
-) -> dict[finding.File, _File]:
-  """Returns the files of a build if it is intact and has the same recipe."""
+def _read_intact(build: pathlib.Path) -> dict[str, Any]:
+  """Returns the contents of `files.json`; {} if the build is damaged."""
   try:
     opening.read(build)
     passages.Corpus(build / "corpus").verify()
     stored = json_files.read(build / _FILES)
-    files = [_File(*values) for values in stored["files"]]
-    is_same = stored["made_by"] == recipe
+    _files(stored)
   except (OSError, ValueError, LookupError, TypeError):  # Missing or damaged.
     return {}
-  if not is_same:
-    return {}
-  return {finding.File(file.path, file.name): file for file in files}
+  return stored
+
+
+def _files(stored: Mapping[str, Any]) -> dict[str, File]:
+  """Returns the files of a build by name."""
+  files = [File(*values) for values in stored["files"]]
+  return {file.name: file for file in files}
+
+
+def _serves(stored: Mapping[str, Any], recipe: Mapping[str, Any]) -> bool:
+  """Returns whether a build can be searched as an update asks for."""
+  searched_by = dict(stored.get("searched_by", {}))
+  if recipe["kind"] == "bm25" and searched_by.get("kind") == "hybrid":
+    # It has an index of words too.
+    searched_by["kind"] = "bm25"
+    del searched_by["encoder"]
+  return searched_by == recipe
 
 
 def _copy_rows(
-  file_before: _File, build: pathlib.Path, out: IO[bytes]
-) -> _File:
-  """Copies the rows of an unchanged file from a build."""
+  file_before: File, build: pathlib.Path, path: str, out: IO[bytes]
+) -> File:
+  """Copies the rows of an unchanged file from a build, with its path now."""
   start = out.tell()
   with (build / _ROWS).open("rb") as lines:
     lines.seek(file_before.start)
-    out.write(lines.read(file_before.end - file_before.start))
-  return file_before._replace(start=start, end=out.tell())
+    rows = lines.read(file_before.end - file_before.start)
+  if path == file_before.path:
+    out.write(rows)
+  else:  # The same folder in another spelling.
+    for row in rows.splitlines():
+      _write_row(json.loads(row) | {"path": path}, out)
+  return file_before._replace(path=path, start=start, end=out.tell())
+
+
+def _write_row(row: Mapping[str, Any], out: IO[bytes]) -> None:
+  line = json.dumps(row, ensure_ascii=False) + "\n"
+  # The name of a file may have bytes that are not UTF-8.
+  out.write(line.encode(errors="backslashreplace"))
 
 
 def _write_rows(
@@ -327,7 +385,7 @@ def _write_rows(
   file_stamp: list[int],
   text: reader_process.FileText,
   out: IO[bytes],
-) -> _File:
+) -> File:
   """Writes the rows of a file; one that cannot be read has none."""
   start = out.tell()
   for number, passage in enumerate(text.passages, start=1):
@@ -339,10 +397,8 @@ def _write_rows(
       "page": passage.page,
       "heading": passage.heading,
     }
-    line = json.dumps(row, ensure_ascii=False) + "\n"
-    # The name of a file may have bytes that are not UTF-8.
-    out.write(line.encode(errors="backslashreplace"))
-  return _File(
+    _write_row(row, out)
+  return File(
     path=file.path,
     name=file.name,
     stamp=file_stamp,
@@ -356,15 +412,12 @@ def _write_rows(
 def _recipe(
   settings: Settings, encoder: search.Encoder | None
 ) -> tuple[dict[str, Any], reader_process.Settings]:
-  """Returns what an index depends on as JSON values, and how files are read."""
+  """Returns what passages depend on as JSON values, and how files are read."""
   recipe: dict[str, Any] = {"version": _VERSION, "ocr": settings.ocr}
   tokens = settings.tokens
   tokenizer = None
-  if encoder is None:
-    recipe["language"] = settings.language
-  else:
-    recipe["encoder"] = encoder.identity()
   if isinstance(encoder, search.Tokenized):
+    recipe["encoder"] = encoder.identity()
     tokenizer, max_tokens = encoder.tokenizer()
     tokens = min(tokens, max(max_tokens - _TITLE_TOKENS, _LEAST_TOKENS))
   overlap = min(settings.overlap, tokens // 2)
@@ -383,51 +436,38 @@ def _recipe(
   return building.without_paths(recipe), reader_settings
 
 
-def _language(rows: pathlib.Path) -> str:
-  """Returns the language of most passages, by a sample of them."""
+def _search_recipe(
+  settings: Settings, encoder: search.Encoder | None
+) -> dict[str, Any]:
+  """Returns what the search of passages depends on, as JSON values."""
+  kind = settings.kind
+  if not kind:
+    kind = "bm25" if encoder is None else "hybrid"
+  recipe: dict[str, Any] = {"kind": kind, "language": settings.language}
+  if encoder is not None:
+    recipe["encoder"] = {"dim": encoder.dim} | encoder.identity()
+  return building.without_paths(recipe)
+
+
+def _analysis(language: str, rows: pathlib.Path) -> str:
+  """Returns the name of the analysis of passages in some or one language."""
+  if language:
+    is_plain = language == "plain"
+    return language if is_plain else analysis.documents_analysis([language])
   with rows.open("rb") as lines:
     count = sum(1 for _ in lines)
     lines.seek(0)
     sample = itertools.islice(lines, 0, None, count // _SAMPLE + 1)
-    return analysis.detect_language(json.loads(x)["text"] for x in sample)
-
-
-class _CachedEncoder:
-  """An encoder that takes the vectors of known passages from an index.
-
-  Args:
-    encoder: made the vectors of the index, and makes those of other passages.
-    build: folder of the index.
-  """
-
-  def __init__(self, encoder: search.Encoder, build: pathlib.Path):
-    self._encoder = encoder
-    self.dim = encoder.dim
-    self.queries = encoder.queries
-    self.identity = encoder.identity
-    identity = json_files.read(build / building.BUILT)
-    shards = building.shards_of(build, identity)
-    self._vectors: dict[str, np.ndarray] = {}
-    if all(map(shards.finished, range(len(shards)))):
-      texts = passages.Corpus(build / "corpus").contents(0, shards.count)
-      rows = map(shards.rows, range(len(shards)))
-      vectors = itertools.chain.from_iterable(rows)
-      self._vectors = dict(zip(texts, vectors, strict=True))
-
-  def passages(self, texts: Sequence[str]) -> np.ndarray:
-    """Returns vectors; see `search.Encoder`."""
-    new_texts = [text for text in texts if text not in self._vectors]
-    vectors = collections.ChainMap(self._vectors)
-    if new_texts:
-      encoded = self._encoder.passages(new_texts)
-      vectors = vectors.new_child(dict(zip(new_texts, encoded, strict=True)))
-    return np.array([vectors[text] for text in texts], np.float32)
+    return analysis.documents_analysis(
+      analysis.detect_language([json.loads(line)["text"][:_SAMPLE_CHARACTERS]])
+      for line in sample
+    )
 
 
 def _summary(
   documents: finding.FoundFiles,
-  files: Mapping[finding.File, _File],
-  files_before: Mapping[finding.File, _File],
+  files: Mapping[str, File],
+  files_before: Mapping[str, File],
 ) -> Summary:
   """Compares the files of an update with those of the previous build."""
   stamps_now = _stamps(files)
@@ -455,7 +495,7 @@ def _summary(
 
 
 def _stamps(
-  files: Mapping[finding.File, _File],
-) -> dict[finding.File, tuple[int, ...]]:
+  files: Mapping[str, File],
+) -> dict[str, tuple[int, ...]]:
   """Returns the stamps of the files that have passages."""
   return {key: tuple(file.stamp) for key, file in files.items() if file.rows}

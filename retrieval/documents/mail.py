@@ -17,6 +17,9 @@ _SAMPLE_BYTES = 64
 _HEADERS = ("from", "to", "cc", "date", "subject")
 # A plain form of a text that is shorter than this share of another is none.
 _WHOLE = 0.4
+# No more is parsed of a header: the parser takes far more memory than its size,
+# and time that grows with its square.
+_HEADER_CHARACTERS = 20_000
 # A line of a mailbox that begins a letter.
 _FROM_LINE = re.compile(rb"^From [^\n]*\d\d:\d\d[^\n]*\n", re.M)
 
@@ -48,6 +51,12 @@ def _part(data: bytes) -> parts.Part:
   text = "\n\n".join(_texts(message, unread))
   if unread:
     lost = f"has attachments that are not read: {', '.join(unread)}"
+  elif any(
+    len(value) > _HEADER_CHARACTERS
+    for name, value in message.raw_items()
+    if name.lower() in _HEADERS
+  ):
+    lost = f"has a header of more than {_HEADER_CHARACTERS} characters"
   return parts.Part(text, _header(message, "subject"), lost=lost)
 
 
@@ -94,7 +103,12 @@ def _best(forms: Sequence[str]) -> str:
 def _header(message: Any, name: str) -> str:
   # A damaged header breaks the parser of its kind.
   with contextlib.suppress(Exception):
-    return " ".join(str(message.get(name, "")).split())
+    for raw_name, value in message.raw_items():
+      if raw_name.lower() == name:
+        header = message.policy.header_fetch_parse(
+          name, value[:_HEADER_CHARACTERS]
+        )
+        return " ".join(str(header).split())
   return ""
 
 

@@ -30,6 +30,8 @@ MAX_SECONDS = 60
 MAX_OCR_SECONDS = 3600
 MAX_BYTES = 1 << 30
 _END_SECONDS = 5
+# The most characters of a title, and of headings, which each passage has.
+_HEADING_CHARACTERS = 1000
 _PROCESSES = min(2, os.cpu_count() or 1)
 # Files that are read before the first of them is taken.
 _AHEAD = 32
@@ -150,9 +152,14 @@ class Readers:
         reason = self._why_ended(_end(process))
         process = None
         return FileText((), reason)
+      passages, reason = json.loads(reply)
+      if reason == self._settings.too_large:
+        # What the file took of its memory would be missing for the next one.
+        self._running.discard(process)
+        _end(process)
+        process = None
     finally:
       self._idle.put(process)
-    passages, reason = json.loads(reply)
     return FileText(tuple(Passage(*values) for values in passages), reason)
 
   def _why_ended(self, return_code: int) -> str:
@@ -221,10 +228,10 @@ def read_file(
       for heading, text in splitter(part.text, is_markdown=part.is_markdown):
         passages.append(
           Passage(
-            title=part.title or name,
+            title=(part.title or name)[:_HEADING_CHARACTERS],
             text=text,
             page=part.page,
-            heading=heading or part.heading,
+            heading=(heading or part.heading)[:_HEADING_CHARACTERS],
           )
         )
   except parts.ReadError as error:
@@ -263,10 +270,11 @@ def main() -> None:
     signal.alarm(settings.max_seconds)
     try:
       text = read_file(json.loads(line), splitter, recognizer)
+      reply = json.dumps(text).encode()
     except MemoryError:
-      text = FileText((), settings.too_large)
+      reply = json.dumps(FileText((), settings.too_large)).encode()
     signal.alarm(0)
-    replies.write(json.dumps(text).encode() + b"\n")
+    replies.write(reply + b"\n")
     replies.flush()
 
 

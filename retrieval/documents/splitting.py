@@ -32,6 +32,8 @@ _MARKS = re.compile(
   re.M,
 )
 _WORD = re.compile(r"\w")
+# The first line of a code block that is longer than a passage.
+_FENCE = re.compile(r"\s*(```|~~~)\S*\s*")
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?\n)---[ \t]*\n", re.S)
 _FRONT_TITLE = re.compile(r"^title:([^\n]*)$", re.M)
 
@@ -90,7 +92,7 @@ class Splitter:
     waiting: list[tuple[list[str], str]] = []
     for start, block in _blocks(text):
       for offset, passage in splitter.chunk_indices(block):
-        if not _WORD.search(passage):
+        if not _WORD.search(passage) or _FENCE.fullmatch(passage):
           continue
         begin = start + offset
         place = bisect.bisect_right(offsets, begin)

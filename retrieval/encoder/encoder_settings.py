@@ -109,10 +109,7 @@ def settle(
       f"{path}: do_lower_case is not supported; the tokenizer itself must "
       "lowercase. If it does, set do_lower_case to false."
     )
-  names = _names(folder)
-  trained = (prefixes for name, prefixes in _TRAINED if name.search(names))
-  no_prefixes = {"query_prefix": "", "passage_prefix": ""}
-  fields = no_prefixes | (_prompts(folder) or next(trained, {})) | fields
+  fields = trained_prefixes(_names(folder)) | _prompts(folder) | fields
   if "max_tokens" not in fields:
     length = config.get("max_seq_length")
     length = length if type(length) is int and length > 0 else _MAX_TOKENS
@@ -125,6 +122,16 @@ def settle(
   if "pooling" not in fields:
     fields["pooling"] = _pooling(folder, default_pooling)
   return EncoderSettings(**fields)
+
+
+def trained_prefixes(name: str) -> dict[str, str]:
+  """Returns the prefixes of queries and passages that a model has by its name.
+
+  Args:
+    name: name of the model, and perhaps of the one it was made from.
+  """
+  trained = (prefixes for part, prefixes in _TRAINED if part.search(name))
+  return {"query_prefix": "", "passage_prefix": ""} | next(trained, {})
 
 
 def _names(folder: pathlib.Path) -> str:

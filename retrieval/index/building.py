@@ -29,7 +29,10 @@ from anysearch_jax.host import disk, json_files, run_lock
 from anysearch_jax.retrieval import analysis, passages
 from anysearch_jax.retrieval.index import search, vectors
 
-KINDS = ("bm25", "flat", "faiss_file")
+KINDS = ("bm25", "flat", "hybrid", "faiss_file")
+# The kinds with an index of words, and with vectors in shards.
+_WORDS = ("bm25", "hybrid")
+_VECTORS = ("flat", "hybrid")
 BUILT = "index.json"
 BEGUN = "build.json"
 # Names the folder of the newest of several builds, see `documents.folder`.
@@ -44,10 +47,10 @@ class Settings:
   """Settings of an index.
 
   Attributes:
-    kind: `bm25`; `flat`, exact search over an encoder's vectors; `faiss_file`,
-      an existing index file with its encoder.
-    dtype: dtype of `flat`'s vectors, one of `vectors.DTYPES`.
-    language: language of the passages for BM25, one of `analysis.LANGUAGES`.
+    kind: `bm25`; `flat`, exact search over an encoder's vectors; `hybrid`,
+      both, fused; `faiss_file`, an existing index file with its encoder.
+    dtype: dtype of the encoder's vectors, one of `vectors.DTYPES`.
+    language: language of the passages for BM25, see `analysis.get_analyzer`.
     faiss_file: the file of kind `faiss_file`; its ids are rows of the corpus.
     search: lists (`nprobe`) or candidates (`efSearch`) that a search of
       `faiss_file` reads; 0 means 64 lists or 256 candidates.
@@ -124,9 +127,9 @@ def build(
     _claim(folder, identity)
   if (folder / BUILT).is_file():
     return True
-  if settings.kind == "bm25":
+  if settings.kind in _WORDS:
     on_plan(_size_line(folder, corpus, None))
-  elif encoder is not None and settings.kind == "flat":
+  if encoder is not None and settings.kind in _VECTORS:
     shards = shards_of(folder, identity)
     on_plan(_size_line(folder, corpus, shards))
     if settings.vectors:
@@ -144,12 +147,12 @@ def build(
       return False
   with locked(folder):
     if not (folder / BUILT).is_file():
-      if encoder is None:
+      if settings.kind in _WORDS:
         from anysearch_jax.retrieval.index import word_index
 
         texts = corpus.contents(0, len(corpus))
         word_index.write(folder / "words", texts, language=settings.language)
-      elif settings.kind == "faiss_file":
+      if encoder is not None and settings.kind == "faiss_file":
         parameter = _open_file(settings, corpus, encoder)[1]
         if parameter:
           identity = _hashed(identity | {"search": parameter})
@@ -238,7 +241,7 @@ def _validate(
         f"{name}: found {value} for kind {kind}, expected it for kind "
         f"{kind_with_setting} only."
       )
-  if kind == "bm25":
+  if kind in _WORDS:
     analysis.get_analyzer(settings.language)
   if settings.shard < 1 or not 0 <= process < processes:
     raise ValueError(
@@ -255,9 +258,9 @@ def _identity(
     "kind": settings.kind,
     "corpus": {"sha256": corpus.sha256, "passages": len(corpus)},
   }
-  if encoder is None:
+  if settings.kind in _WORDS:
     values |= {"ranking": "tantivy", "language": settings.language}
-  else:
+  if encoder is not None:
     values["encoder"] = {"dim": encoder.dim} | encoder.identity()
   if settings.kind == "faiss_file":
     values["file"] = _identity_of_file("faiss_file", settings.faiss_file)

@@ -57,7 +57,7 @@ class FaissFile:
       reason = str(error).splitlines()[0]
       raise vectors_lib.DamagedError(
         f"{path}: FAISS cannot read it ({reason}); expected an index file. Run "
-        "launch.build_index again, or copy the file again."
+        "anysearch build_index again, or copy the file again."
       ) from error
     if self.index.metric_type != faiss.METRIC_INNER_PRODUCT:
       raise ValueError(

@@ -1,9 +1,10 @@
-"""Exact search of float32 rows by inner product, with FAISS on a CPU.
+"""Exact search of float32 rows by inner product, on a CPU.
 
-FAISS finds candidates by a matrix product in float32, whose rounding depends on
-the shape of the product. Their inner products are then computed in float64 and
-rounded, so a row's score depends on the two vectors only: not on the other
-queries of a call, nor on the rows that are searched with it.
+FAISS, or NumPy without the extra `train`, finds candidates by a matrix product
+in float32, whose rounding depends on the shape of the product. Their inner
+products are then computed in float64 and rounded, so a row's score depends on
+the two vectors only: not on the other queries of a call, nor on the rows that
+are searched with it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from anysearch_jax.retrieval.index import search as search_lib
 
 # OpenMP threads that spin while they wait would take cores from other threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-import faiss  # noqa: E402
-
-# By default FAISS searches few queries without BLAS, one query on one thread.
-faiss.cvar.distance_compute_blas_threshold = 1
+try:
+  import faiss
+except ModuleNotFoundError:
+  faiss = None  # type: ignore[assignment]
+else:
+  # By default FAISS searches few queries without BLAS, one query on one thread.
+  faiss.cvar.distance_compute_blas_threshold = 1
 
 # Candidates that a matrix product yields in addition to k.
 _EXTRA_CANDIDATES = 8
@@ -85,12 +89,7 @@ class RowScan:
     scores = []
     rows = []
     for first, values in self._arrays:
-      piece_scores, positions = faiss.knn(
-        vectors,
-        values,
-        min(count, len(values)),
-        metric=faiss.METRIC_INNER_PRODUCT,
-      )
+      piece_scores, positions = _best(vectors, values, min(count, len(values)))
       scores.append(piece_scores)
       rows.append(np.where(positions < 0, -1, positions + first))
     all_scores = np.concatenate(scores, 1)
@@ -116,3 +115,14 @@ class RowScan:
     scores = products.astype(np.float32)
     order = np.lexsort((rows, -scores))[:k]
     return search_lib.Hits(rows[order], scores[order])
+
+
+def _best(
+  vectors: np.ndarray, values: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the scores and positions `[Q, count]` of the best values."""
+  if faiss is not None:
+    return faiss.knn(vectors, values, count, metric=faiss.METRIC_INNER_PRODUCT)
+  scores = vectors @ values.T
+  positions = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+  return np.take_along_axis(scores, positions, 1), positions

@@ -139,14 +139,14 @@ class Shards:
       sha256 = json.loads(path.read_text())["sha256"][file.name]
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise DamagedError(
-        f"{path}: found no finished shard ({error}); run launch.build_index "
+        f"{path}: found no finished shard ({error}); run anysearch build_index "
         "again."
       ) from error
     self.rows(shard)
     if disk.fingerprint(file)["sha256"] != sha256:
       raise DamagedError(
         f"{file}: the bytes differ from those that were written; remove "
-        f"{path.name} and run launch.build_index again."
+        f"{path.name} and run anysearch build_index again."
       )
 
   def rows(self, shard: int) -> np.ndarray:

@@ -77,15 +77,11 @@ class WordIndex:
     return list(self._threads.map(lambda query: self._rank(query, k), queries))
 
   def _rank(self, query: str, k: int) -> search_lib.Hits:
-    terms = self._analyzer(query)
-    if not terms:
+    groups = self._analyzer.query(query)
+    if not groups:
       return search_lib.NO_HITS
-    term_queries = [
-      tantivy.Query.term_query(self._schema, _TERMS, term, "freq")
-      for term in terms
-    ]
     any_term = tantivy.Query.boolean_query(
-      [(tantivy.Occur.Should, term_query) for term_query in term_queries]
+      [(tantivy.Occur.Should, self._group_query(group)) for group in groups]
     )
     limit = k + _EXTRA_HITS
     while True:
@@ -105,6 +101,16 @@ class WordIndex:
     best = np.lexsort((rows, -scores))[:k]
     return search_lib.Hits(rows[best], scores[best])
 
+  def _group_query(self, group: Sequence[str]) -> tantivy.Query:
+    """Returns a query whose score is that of the best term of a group."""
+    queries = [
+      tantivy.Query.term_query(self._schema, _TERMS, term, "freq")
+      for term in group
+    ]
+    if len(queries) == 1:
+      return queries[0]
+    return tantivy.Query.disjunction_max_query(queries)
+
 
 def write(
   folder: str | os.PathLike,
@@ -117,7 +123,7 @@ def write(
   Args:
     folder: created if missing; complete only when this returns.
     texts: the texts in the order of rows.
-    language: language of the texts, one of `analysis.LANGUAGES`.
+    language: language of the texts, see `analysis.get_analyzer`.
 
   Raises:
     ValueError: no text contains a word, or the language is unknown.

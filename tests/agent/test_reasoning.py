@@ -44,6 +44,23 @@ def test_pieces_of_bytes_add_up_to_the_whole(text, draw):
   assert "".join(told) == events.of_turn(text)
 
 
+@hypothesis.given(st.randoms(use_true_random=False))
+def test_pieces_of_an_answer_are_told_if_wanted(draw):
+  data = list("<think>a</think>\n<answer>b <c </é></answer>".encode())
+  thought: list[str] = []
+  drafts: list[str] = []
+  turn = events.Reasoning(
+    lambda ids: bytes(ids).decode(errors="replace"),
+    thought.append,
+    drafts.append,
+  )
+  while data:
+    size = draw.randint(1, 4)
+    turn.add(data[:size])
+    del data[:size]
+  assert ("".join(thought).strip(), "".join(drafts)) == ("a", "b <c </é>")
+
+
 def test_each_token_is_decoded_a_bounded_number_of_times():
   decoded = 0
 

@@ -19,7 +19,7 @@ def run():
   def run(*args):
     values = flags.FlagValues()
     with pytest.MonkeyPatch.context() as patch:
-      for name in ("string", "multi_string", "list", "integer", "bool"):
+      for name in ("string", "multi_string", "list", "float", "bool"):
         define = getattr(flags, f"DEFINE_{name}")
         patch.setattr(
           flags,
@@ -61,6 +61,57 @@ def test_dataset_and_split_come_from_flags_or_rows(run, tmp_path):
     ("nq", "plain"),
     ("bamboogle", "bamboogle"),
   ]
+
+
+def _own(path, numbers):
+  lines = [
+    json.dumps({"question": f"Who owns house {n}?", "answer": "Ann"})
+    for n in numbers
+  ]
+  path.write_text("\n".join(lines))
+  return path
+
+
+def test_own_questions_need_no_name_and_stay_in_their_split(run, tmp_path):
+  mine = _own(tmp_path / "My notes.jsonl", range(100))
+  run(f"--input={mine}", "--split=0.8", f"--output={tmp_path / 'a'}")
+  first = prepared.Prepared(tmp_path / "a")
+  assert first.names == ("my-notes_test", "my-notes_train", "train")
+  train = set(first.rows("train").column("question"))
+  test = set(first.rows("my-notes_test").column("question"))
+  assert len(train) + len(test) == 100 and not train & test
+  assert 70 <= len(train) <= 90
+  # The same command again, another order, and more questions.
+  run(f"--input={mine}", "--split=0.8", f"--output={tmp_path / 'a'}")
+  _own(mine, reversed(range(150)))
+  run(f"--input={mine}", "--split=0.8", f"--output={tmp_path / 'b'}")
+  more = prepared.Prepared(tmp_path / "b")
+  assert train <= set(more.rows("train").column("question"))
+  assert test <= set(more.rows("my-notes_test").column("question"))
+  assert len(more.rows("train")) + len(more.rows("my-notes_test")) == 150
+  # A split that a file names stays.
+  run(
+    f"--input=mine:test={mine}",
+    *(
+      "--split=0.5",
+      f"--input={_own(tmp_path / 'rest.jsonl', range(200, 220))}",
+    ),
+    f"--output={tmp_path / 'c'}",
+  )
+  assert len(prepared.Prepared(tmp_path / "c").rows("mine_test")) == 150
+
+
+@pytest.mark.parametrize(
+  ("flag", "message"),
+  [("--mix=", "have 80 % of the rows"), ("--split=1.0", "for test among 3")],
+)
+def test_own_questions_that_cannot_be_split_are_refused(
+  run, tmp_path, flag, message
+):
+  mine = _own(tmp_path / "mine.jsonl", range(3))
+  with pytest.raises(ValueError, match=message):
+    run(f"--input={mine}", flag, f"--output={tmp_path / 'a'}")
+  assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("layout", ["{}/{}.jsonl", "{}_{}.jsonl"])

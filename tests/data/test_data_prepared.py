@@ -132,7 +132,7 @@ def test_damaged_file_is_rejected(tmp_path, damage):
 
 
 def test_folder_that_is_not_prepared_is_rejected(tmp_path):
-  with pytest.raises(ValueError, match="expected a folder of launch.prepare"):
+  with pytest.raises(ValueError, match="a folder of anysearch prepare"):
     prepared.Prepared(tmp_path)
   (tmp_path / "manifest.json").write_text('{"version": 0}')
   with pytest.raises(ValueError, match="found version 0 of prepared data"):

@@ -77,7 +77,7 @@ def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
   flags = " ".join(f"--config.{each}" for each in flags.split())
   said = refused(train, tmp_path, flags)
   assert sentence in said
-  assert said.startswith("launch.train: ") and said.count("\n") == 0
+  assert said.startswith("anysearch train: ") and said.count("\n") == 0
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
   flags = " ".join(f"--config.{each}" for each in flags.split())
   said = refused(train, tmp_path, f"--dry_run {flags}")
   assert sentence in said
-  assert said.startswith("launch.train: ") and said.count("\n") == 0
+  assert said.startswith("anysearch train: ") and said.count("\n") == 0
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
 def test_an_evaluation_refuses(flags, sentence, tmp_path, nothing_loads):
   said = refused(evaluate, tmp_path, flags)
   assert sentence in said
-  assert said.startswith("launch.evaluate: ") and said.count("\n") == 0
+  assert said.startswith("anysearch evaluate: ") and said.count("\n") == 0
 
 
 @pytest.mark.parametrize("command", [train, evaluate])

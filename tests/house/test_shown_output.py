@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import pathlib
 from typing import Any
+from unittest import mock
 
 import chat_endpoint
 import pytest
 import shown_output
+
+from anysearch_jax.launch import local_servers
+from anysearch_jax.retrieval.encoder import installed
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -26,6 +30,8 @@ def folder(tmp_path, monkeypatch):
   """A reader's folder: notes, questions, and the files that a page shows."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  # A reader has not installed the extra `dense` yet.
+  monkeypatch.setattr(installed, "is_installed", lambda: False)
   (tmp_path / "my_notes").mkdir()
   (tmp_path / "my_notes/lease.md").write_text(LEASE)
   (tmp_path / "my_notes/todo.txt").write_text("Call the plumber.\n")
@@ -56,7 +62,9 @@ def compared(page: pathlib.Path, slow: bool) -> None:
       "qwen3:8b": chat_endpoint.NAME,
     }
     blocks = [b for b in shown_output.shown(page) if b.slow == slow]
-    outputs = [shown_output.printed(block, replaced) for block in blocks]
+    ports = {server.site.port: "Ollama"}
+    with mock.patch.object(local_servers, "PORTS", ports):
+      outputs = [shown_output.printed(block, replaced) for block in blocks]
   if os.environ.get("ANYSEARCH_WRITE_PAGES"):
     text = page.read_text()
     # From the last one on, so that earlier places stay where they are.

@@ -285,7 +285,7 @@ def test_control_characters_in_a_job_file_are_refused(target, character):
   for flag in REACH_A_FILE:
     value = f"run{character}touch pwned"
     said = commands.run(node, *TASK, f"--target={target}", f"{flag}={value}")
-    assert said.startswith(f"launch.node: {flag}: found {value!r}"), said
+    assert said.startswith(f"anysearch node: {flag}: found {value!r}"), said
     assert "\n" not in said and f"--target={target}" in said
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import pathlib
+import platform
 import re
 import sys
 
@@ -10,6 +12,7 @@ import commands
 import pytest
 import source_tree
 
+import anysearch_jax
 from anysearch_jax import config as config_lib
 from anysearch_jax.config import settings
 from anysearch_jax.launch import __main__ as by_name
@@ -49,6 +52,26 @@ def test_listing_imports_no_jax():
   assert done.returncode == 0, done.stderr
 
 
+def test_version_names_what_a_report_of_an_error_needs(monkeypatch):
+  code = (
+    "import sys\nfrom anysearch_jax.launch import __main__ as by_name\n"
+    "print(by_name.version())\nassert 'jax' not in sys.modules"
+  )
+  done = source_tree.python("-c", code, check=True)
+  assert done.stdout.splitlines() == [
+    f"anysearch {anysearch_jax.__version__}",
+    f"Python {platform.python_version()}",
+    platform.platform(),
+    f"JAX {importlib.metadata.version('jax')}",
+  ]
+
+  def not_installed(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+  monkeypatch.setattr(importlib.metadata, "version", not_installed)
+  assert "JAX" not in by_name.version()
+
+
 def test_unknown_command_is_refused_with_the_nearest_name(capsys, monkeypatch):
   monkeypatch.setattr(sys, "argv", ["anysearch", "trian", "--config=x.py"])
   with pytest.raises(SystemExit) as refused:
@@ -63,7 +86,7 @@ def test_command_gets_its_arguments_and_keeps_its_name_in_errors():
     *("-m", "anysearch_jax.launch", "build-index", "--corpus=x", "--korpus=y")
   )
   assert done.returncode == 2 and not done.stdout
-  assert done.stderr.startswith("launch.build_index: ")
+  assert done.stderr.startswith("anysearch build_index: ")
   assert "'korpus'" in done.stderr
 
 

@@ -29,15 +29,20 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-@pytest.fixture
-def environment(tmp_path):
-  """Returns the environment of a Python without [train] and [serve]."""
+@pytest.fixture(params=["core"])
+def environment(tmp_path, request):
+  """Returns the environment of a Python without [train] and [serve].
+
+  The parameter "dense" leaves the packages of [dense] in it.
+  """
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
   names = [
     requirements.Requirement(line).name
     for line in project["optional-dependencies"]["train"]
   ]
   missing = {"jaxlib", "mcp", *(MODULES.get(name, name) for name in names)}
+  if request.param == "dense":
+    missing -= {"tokenizers"}
   folder = tmp_path / "site"
   folder.mkdir()
   (folder / "sitecustomize.py").write_text(
@@ -67,6 +72,21 @@ def test_ask_over_an_endpoint(environment, tmp_path, behaviour):
   assert done.returncode == 0, done.stderr
   assert "answer: In June 2027 [1]." in done.stdout
   assert "lease.md" in done.stdout.splitlines()[-2]
+
+
+@pytest.mark.parametrize("environment", ["dense"], indirect=True)
+def test_ask_searches_by_meaning_without_jax(environment, tmp_path):
+  (tmp_path / "notes/cat.md").write_text("A young cat sleeps on the couch.")
+  with chat_endpoint.served(queries=["nap of the kitten"]) as server:
+    done = source_tree.python(
+      *("-m", "launch.ask", *flags_of(server, tmp_path), "--budget=1"),
+      "Where does the kitten take its nap?",
+      env=environment,
+    )
+  assert done.returncode == 0, done.stderr
+  search, hit = done.stdout.splitlines()[1:3]
+  assert search == "search 1: nap of the kitten"
+  assert "cat.md" in hit
 
 
 def test_serve_over_an_endpoint(environment, tmp_path):
@@ -103,7 +123,7 @@ def test_what_is_missing_is_named_with_the_extra(environment, extra, arguments):
   assert done.returncode == 1
   (line,) = done.stderr.splitlines()
   assert re.fullmatch(
-    r"launch: found no package '\w+', which this command needs; pip install "
+    r"anysearch: found no package '\w+', which this command needs; pip install "
     rf"'anysearch_jax\[{extra}\]'",
     line,
   ), line

@@ -77,7 +77,7 @@ def test_json_has_citations_with_path_and_heading(notes):
   assert re.search(r"sources +│ +│ \[1\] Lease \| notes/lease.md", table)
   place = {"path": "notes/lease.md", "heading": "Lease"}
   assert row["citations"] == [
-    {"number": 1, "id": "lease.md#1", "title": '"Lease"'} | place
+    {"number": 1, "id": "lease.md#1", "title": "Lease"} | place
   ]
   assert row["documents"][0][0]["source"] == place
   assert row["refused_citations"] == [9]
@@ -168,8 +168,10 @@ def test_a_service_follows_its_documents(notes, monkeypatch):
   ],
 )
 def test_what_cannot_be_asked_is_one_sentence(notes, arguments, sentence):
+  unasked = "--openai=http://127.0.0.1:9/v1", "--openai_model=m"
   said = commands.run(
-    *(ask, "--documents=notes", "--scripted=scripted:ENGINE"), *arguments, "x"
+    *(ask, "--documents=notes", *unasked, "--openai_calls=tags"),
+    *(*arguments, "x"),
   )
   assert sentence in said and "\n" not in said
 
@@ -180,9 +182,12 @@ def test_a_small_policy_gets_the_context_that_it_was_made_for(
   (notes / "config.json").write_text('{"max_position_embeddings": 2048}')
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
   found = []
-  monkeypatch.setattr(
-    policies, "read_flags", lambda config: found.append(config) or sys.exit(7)
-  )
+
+  def read_flags(config, **how):
+    found.append(config)
+    sys.exit(7)
+
+  monkeypatch.setattr(policies, "read_flags", read_flags)
   for policy in ("--hf=notes", "--openai=x"):
     commands.run(ask, "--documents=notes", policy, "Who?")
   small, elsewhere = found

@@ -227,7 +227,9 @@ flags.run(lambda argv: None)
 def test_help_has_the_values_of_the_configuration_named_before_it(tmp_path):
   (tmp_path / "a.py").write_text(CONFIG_FILE)
   command = ("-c", COMMAND, f"--config={tmp_path / 'a.py'}")
-  found = source_tree.python(*command, "--config.seed=7", "-h", check=True)
+  found = source_tree.python(
+    *command, "--config.seed=7", "--helpfull", check=True
+  )
   assert {"name=mine", "seed=7"} <= {*listed(found.stdout)}
   closed = source_tree.started(*command, "--help", stderr=subprocess.PIPE)
   closed.stdout.close()

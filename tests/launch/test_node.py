@@ -321,7 +321,7 @@ def test_a_configuration_that_cannot_run_starts_nothing(
   tmp_path, flags, sentence
 ):
   refused, _ = command(*flags, f"--output={tmp_path / 'run'}")
-  assert refused.startswith(f"launch.node: {sentence}")
+  assert refused.startswith(f"anysearch node: {sentence}")
   assert not (tmp_path / "run").exists()
 
 
@@ -354,7 +354,7 @@ def test_a_trainer_that_refuses_stops_the_servers(tmp_path, ports, monkeypatch):
     with socket.socket() as gone:
       assert gone.connect_ex(("127.0.0.1", ports + index)) != 0
   assert "[trainer] failed with code 1" in said
-  assert "launch.train: episode.max_context: found 9, expected more" in said
+  assert "anysearch train: episode.max_context: found 9, expected more" in said
 
 
 @pytest.mark.skipif(

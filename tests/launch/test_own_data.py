@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import re
 import shlex
 
 import pytest
+import scripted
 from commands import printed, run
 
 from anysearch_jax.data import prepared
-from anysearch_jax.launch import build_index, flags, init, prepare_data, train
+from anysearch_jax.launch import (
+  build_index,
+  evaluate,
+  flags,
+  init,
+  prepare_data,
+  train,
+)
 from anysearch_jax.methods import systems
 from anysearch_jax.retrieval.index import opening
 
@@ -70,6 +79,57 @@ def test_a_dry_run_counts_the_passes_over_the_questions(played):
 
   assert said(10) == "10.0 (40 of 4 questions)"
   assert said(11).startswith("11.0 (44 of 4 questions); after 10 a policy may")
+
+
+def make_policy(config, source):
+  """Makes a policy that searches once, for --scripted."""
+  del config, source
+  script = [scripted.search("lease"), scripted.answer("2027")]
+  return scripted.Engine(lambda r: script[min(r.turn, 1)]), scripted.CODEC
+
+
+def test_commands_that_init_prints_evaluate_own_documents_and_questions(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "my notes").mkdir()
+  (tmp_path / "my notes" / "a.md").write_text("The lease ends in 2027.")
+  mine = tmp_path / "mine.csv"
+  rows = [f"When does lease {n} end?,2027" for n in range(12)]
+  mine.write_text("\n".join(["question,answer", *rows]))
+  flags_of_init = ("--documents=my notes", "--questions=mine.csv")
+  ended, said = printed(init, *flags_of_init)
+  assert not ended, ended
+  lines = re.findall(
+    r"^  anysearch (\w+) (.+)$", said.replace("\\\n", ""), re.M
+  )
+  modules = {**COMMANDS, "train": train}
+  names = [name for name, _ in lines]
+  assert names[:4] == ["build_index", "prepare_data", "train", "train"]
+  for name, line in lines[:3]:
+    assert run(modules[name], *shlex.split(line)) == "", line
+  ended, said = printed(
+    *(evaluate, "--config=my_search.py", f"--scripted={__name__}:make_policy"),
+    "--output=evaluations/mine",
+  )
+  assert not ended, ended
+  cells = re.findall(r"budget (\d): (\d+) of (\d+) right .* (\d) search", said)
+  test_rows = prepared.Prepared("data/mine").rows("mine_test")
+  assert [budget for budget, _, _, _ in cells] == ["0", "1", "2"]
+  assert {(right, count) for _, right, count, _ in cells} == {
+    (str(len(test_rows)),) * 2
+  }
+  episodes = [
+    json.loads(line) for line in open("evaluations/mine/episodes.jsonl")
+  ]
+  assert {row["searches"] for row in episodes if row["budget"]} == {1}
+
+
+def test_init_refuses_what_is_missing(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert "found nothing at nowhere" in run(init, "--documents=nowhere")
+  assert "nowhere.csv: found no file" in run(init, "--questions=nowhere.csv")
+  assert not (tmp_path / "my_search.py").exists()
 
 
 def test_a_configuration_of_ones_own_is_written_and_trains(

@@ -93,9 +93,12 @@ def test_evaluation_names_the_model_and_resumes(tmp_path):
     ("--openai=http://u:word@host/v1", "not shown"),
     ("--openai=ftp://host/v1", "expected an address such as"),
     ("--openai_calls=tools", "whose prompt asks for tags"),
-    ("--openai_calls=tags --hf=x", "a tokenizer for completions only"),
+    (
+      "--openai_calls=tags --hf=configs/graded_world_policy",
+      "a tokenizer for completions only",
+    ),
     ("--sglang=http://h", "--openai and --sglang"),
-    ("--hf=nowhere", "nowhere: no tokenizer.json"),
+    ("--hf=nowhere", "--hf=nowhere: found no folder"),
     ("--openai_key_variable=sk-word", "expected the name of an environment"),
   ],
 )
@@ -210,3 +213,105 @@ def test_several_models_are_listed(documents):
   with chat_endpoint.served(models=[f"m{i}" for i in range(12)]) as server:
     found = commands.run(ask, *documents, f"--openai={server.url}", "When?")
   assert "12 models" in found and "m1, m10" in found and found.endswith("...")
+
+
+SMALL = {"meta": {"n_params": 494_000_000}}
+PROPS = {"total_slots": 2, "default_generation_settings": {"n_ctx": 2000}}
+
+
+def ask_documents(tmp_path, server, *arguments, command=ask):
+  """Asks about a note; returns what was printed."""
+  note = tmp_path / "notes" / "lease.md"
+  note.parent.mkdir(exist_ok=True)
+  note.write_text("# Lease\n\nThe lease of flat 7 ends in June 2027.\n")
+  ended, printed = commands.printed(
+    command,
+    "--cache=",
+    f"--documents={note.parent}",
+    f"--index={tmp_path / 'index'}",
+    f"--openai={server.url}",
+    *arguments,
+  )
+  assert ended == 0, ended
+  return printed
+
+
+@pytest.mark.parametrize(
+  ("facts", "flags", "is_short"),
+  [
+    (SMALL, (), True),
+    (SMALL, ("--nosearch_first",), False),
+    (SMALL, ("--openai_calls=tools",), False),
+    ({"ollama": "494.03M"}, (), True),
+    ({"ollama": "7.6B"}, (), False),
+    ({"ollama": "large"}, (), False),
+    ({"meta": {"n_params": 7 * 10**9}}, (), False),
+    ({"meta": None}, (), False),
+    ({}, (), False),
+    ({}, ("--search_first",), True),
+  ],
+)
+def test_small_models_are_asked_in_short_prompts(
+  tmp_path, facts, flags, is_short
+):
+  with chat_endpoint.served("tools", facts=facts) as server:
+    if size := facts.get("ollama"):
+      pulled = {"name": "scripted", "details": {"parameter_size": size}}
+      server.tell("/api/tags", {"models": [pulled]})
+    ask_documents(
+      tmp_path, server, *flags, "--budget=1", "When does the lease end?"
+    )
+  prompt = server.asked[-1]["messages"][0]["content"]
+  assert prompt.startswith("[1] Lease") == is_short
+
+
+def test_a_server_says_how_much_it_reads_and_plays_at_a_time(tmp_path):
+  questions = tmp_path / "questions.jsonl"
+  row = {"question": "When does the lease end?", "answer": "June 2027"}
+  rows = [json.dumps({**row, "id": str(n)}) for n in range(6)]
+  questions.write_text("\n".join(rows))
+  with chat_endpoint.served("tools", props=PROPS, plays=2) as server:
+    output = tmp_path / "run"
+    ask_documents(
+      tmp_path,
+      server,
+      f"--questions={questions}",
+      "--budgets=1",
+      f"--output={output}",
+      command=evaluate,
+    )
+  config = json.loads((output / "config.json").read_text())
+  assert config["episode"]["max_context"] == 1800
+  assert config["episode"]["max_generated"] == 900
+
+
+def test_plain_retrieval_is_a_row_of_evaluate(tmp_path):
+  questions = tmp_path / "questions.jsonl"
+  row = {"question": "When does the lease end?", "answer": "In June 2027"}
+  questions.write_text(json.dumps(row))
+  output = tmp_path / "run"
+  with chat_endpoint.served("tools") as server:
+    ask_documents(
+      tmp_path,
+      server,
+      "--scripted=rag",
+      f"--questions={questions}",
+      "--budgets=1,3",
+      f"--output={output}",
+      command=evaluate,
+    )
+  rows = [
+    json.loads(line)
+    for line in (output / "episodes.jsonl").read_text().splitlines()
+  ]
+  assert [row["searches"] for row in rows] == [1, 1]
+  assert all(
+    body["messages"][0]["content"].startswith("[1] Lease")
+    for body in server.asked
+    if body["max_tokens"] > 1  # Not the probe.
+  )
+
+
+def test_plain_retrieval_needs_passages_of_real_text():
+  said = commands.run(ask, CONFIG, "--scripted=rag", QUESTION)
+  assert "expected --documents" in said

@@ -121,7 +121,7 @@ def test_policy_that_cannot_be_loaded_ends_the_server_with_a_sentence(tmp_path):
   )
   said = process.stderr.read()  # The input stays open.
   assert process.wait(20) == 1
-  assert "launch.serve: " in said and str(folder) in said
+  assert "anysearch serve: " in said and str(folder) in said
   assert "Traceback" not in said
   process.stdin.close()
 

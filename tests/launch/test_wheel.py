@@ -138,7 +138,11 @@ def test_script_of_the_server_stays_executable(site):
 
 def test_installed_command_runs_by_its_name(site, tmp_path):
   done = run(site, tmp_path, str(site / "bin" / "anysearch"), "--version")
-  assert done.stdout.split() == ["anysearch", anysearch_jax.__version__]
+  assert done.stdout.split()[:2] == ["anysearch", anysearch_jax.__version__]
+  # It reads the sources of the commands, wherever they are installed.
+  command = str(site / "bin" / "anysearch")
+  script = run(site, tmp_path, command, "completion", "bash").stdout
+  assert "--openai_calls=" in script and "--max_topk=" in script
 
 
 @pytest.fixture

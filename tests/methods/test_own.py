@@ -345,7 +345,7 @@ def test_wrong_name_is_refused(name, sentence, tmp_path):
     "--cache=",
     f"--reward={name}",
   )
-  assert said.startswith("launch.train: reward.function")
+  assert said.startswith("anysearch train: reward.function")
   assert sentence in said
   assert not (tmp_path / "run").exists()
 

@@ -399,3 +399,15 @@ def test_what_the_decoder_does_not_support_is_refused(base, change, sentence):
 def test_an_option_that_changes_nothing_is_accepted(base, change):
   changed = hf_architecture.from_hf(base | change)
   assert changed == hf_architecture.from_hf(base)
+
+
+@pytest.mark.parametrize("case", random_models.CASES)
+def test_every_key_that_transformers_writes_is_known(case, tmp_path):
+  """Those of all its configurations, and what conversions add."""
+  config = random_models.config(case)
+  declared = {f.name for f in dataclasses.fields(transformers.PreTrainedConfig)}
+  written = {key: getattr(config, key, None) for key in declared}
+  config.save_pretrained(tmp_path)
+  written |= json.loads((tmp_path / "config.json").read_text())
+  written |= {"_model_name_or_path": "a name", "unk_token_id": 0}
+  assert hf_architecture.from_hf(written) == random_models.architecture(case)

@@ -145,7 +145,7 @@ def test_gguf_weights_are_named(tiny, nothing_loads, has_config, is_folder):
   file.write_bytes(b"GGUF")
   if not has_config:
     (tiny.folder / "config.json").unlink()
-  sentence = f"found GGUF weights, .* expected safetensors.* -m {file}"
+  sentence = f"found GGUF weights, expected safetensors.* --hf={file}"
   with pytest.raises(ValueError, match=sentence):
     hf.load(tiny.folder if is_folder else file)
 

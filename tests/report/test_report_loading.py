@@ -110,7 +110,7 @@ def test_two_checkpoints_of_a_training_are_no_two_trainings(tmp_path):
 
 def test_row_of_which_one_run_is_not_evaluated_is_rejected(tmp_path):
   runs = [_run(tmp_path / "a", "plain"), _run(tmp_path / "b")]
-  with pytest.raises(ValueError, match=f"{runs[1]}: .*launch.evaluate"):
+  with pytest.raises(ValueError, match=f"{runs[1]}: .*anysearch evaluate"):
     loading.sources(f"A={runs[0]}+{runs[1]}")
 
 

@@ -1,4 +1,4 @@
-"""Terms of texts, compared with those that Lucene 9.9 makes."""
+"""Terms of texts as Lucene 9.9 makes them, and of documents."""
 
 from __future__ import annotations
 
@@ -91,3 +91,36 @@ def test_terms_of_a_language(language, text, terms):
 )
 def test_a_language_is_detected_by_its_stop_words(language, text):
   assert analysis.detect_language([text]) == language
+
+
+@pytest.mark.parametrize(
+  ("text", "terms"),
+  [
+    ("the café", ["café", "cafe"]),
+    ("Łódź straße", ["łódź", "lodz", "straße", "strass"]),
+    ("my_func_name", ["my_func_nam", "my", "func", "name"]),
+    ("getUserNames", ["getusernam", "get", "user", "name"]),
+    ("HTTPServer2", ["httpserver2", "http", "server2"]),
+    (
+      "don't O'Brien 北京",
+      ["don't", "o'brien", "o", "brien", "北", "京", "北京"],
+    ),
+    ("__init__ I USA Emma's", ["__init__", "i", "usa", "emma"]),
+  ],
+)
+def test_documents_have_terms_without_marks_and_of_names_in_code(text, terms):
+  assert analysis.get_analyzer("documents:english")(text) == terms
+
+
+def test_each_passage_of_documents_is_analyzed_in_its_language():
+  name = analysis.documents_analysis(["english"] * 200 + ["german", "dutch"])
+  assert name == "documents:english"  # The others may be mistakes.
+  name = analysis.documents_analysis(["english"] * 99 + ["german"])
+  assert name == "documents:english+german"
+  analyzer = analysis.get_analyzer(name)
+  assert analyzer("Die Mietverträge der Häuser") == ["mietvertrag", "haus"]
+  assert analyzer("The war of the houses") == ["war", "hous"]
+  assert analyzer.query("Mietverträge Häuser") == [
+    ("mietverträg", "mietvertrag"),
+    ("häuser", "hauser", "haus"),
+  ]

@@ -312,7 +312,36 @@ def test_the_command_builds_and_says_what_is_wrong(tmp_path, capsys):
   assert sorted(ids) == ["0", "1", "2", "3", "4"]
   cases.write(source, 5, extra=["nothing"])
   ended = commands.run(*command, f"--output={tmp_path / 'j'}")
-  assert "launch.build_index: " in ended and "line 6" in ended
+  assert "anysearch build_index: " in ended and "line 6" in ended
+
+
+@pytest.mark.parametrize("source_flag", ["corpus", "documents"])
+def test_questions_without_gold_passages_are_said_and_no_error(
+  tmp_path, source_flag
+):
+  source = cases.write(tmp_path / "c.jsonl", 5)
+  if source_flag == "documents":
+    source = tmp_path / "notes"
+    source.mkdir()
+    (source / "a.md").write_text("The lease ends in 2027.")
+  mine = tmp_path / "mine.jsonl"
+  mine.write_text('{"question": "who?", "answer": "Ann"}\n')
+  gold = tmp_path / "gold.jsonl"
+  row = {"question": "lease", "metadata": {"gold_doc_ids": ["a.md#1"]}}
+  gold.write_text(json.dumps(row))
+  ended, said = commands.printed(
+    *(
+      build_index,
+      f"--{source_flag}={source}",
+      "--cache=",
+      f"--questions={mine},{gold}",
+    ),
+    f"--output={tmp_path / 'i'}",
+  )
+  assert ended == 0, ended
+  assert "mine.jsonl: found 1 questions without metadata.gold_doc_ids" in said
+  share = "1.000" if source_flag == "documents" else "0.000"
+  assert f"n     1  any {share}" in said
 
 
 def test_who_builds_an_index_beside_another_waits_and_then_says_so(

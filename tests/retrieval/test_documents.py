@@ -163,14 +163,14 @@ def test_the_command_says_what_it_read_and_what_not(tmp_path):
   assert code == 0
   assert f"skipped {notes / 'b.txt'}: is binary, expected text\n" in told
   assert f"1 files, 1 passages in {tmp_path / 'i'} (1 added)" in told
-  assert "of other kinds: 1 .png\n" in told
+  assert "left out: 1 .png\n" in told
   # Without --update, all is read again.
   for more, counted in (["--update"], "(as before)"), ([], "(1 added)"):
     assert counted in said(f"--documents={notes}", *more)[1]
   for wrong, sentence in (
     ([f"--corpus={notes}"], "found an index of documents"),
     ([], "found both or neither of --corpus and --documents"),
-    ([f"--documents={notes}", "--kind=flat"], "expected bm25, or flat with"),
+    ([f"--documents={notes}", "--kind=flat"], "expected bm25, or flat or"),
     ([f"--documents={notes}", "--passage=20"], "an overlap of 30, expected"),
   ):
     assert sentence in str(said(*wrong)[0])
@@ -267,3 +267,47 @@ def test_the_language_of_most_passages_is_that_of_the_index(tmp_path):
   folder.update([str(notes)], tmp_path / "index")
   index = opening.open_index(tmp_path / "index")
   assert "garden" in first(index, "gardens")
+
+
+def test_words_are_found_without_their_marks_in_code_and_in_each_language(
+  tmp_path,
+):
+  notes = write(
+    tmp_path / "notes",
+    a__md="We met at the café to sign it, and the plumber was there too.",
+    b__py="def my_func_name(x): return the_other(x)",
+    c__java="// This is the method that returns it.\nString getUserName();",
+    d__md="Die Mietverträge enden im Juni, und wir ziehen aus dem Haus.",
+    **{f"e{i}__md": "The lease of the house ends in June." for i in range(9)},
+  )
+  folder.update(notes, tmp_path / "index")
+  index = opening.open_index(tmp_path / "index")
+  for query, text in (
+    ("cafe", "café"),
+    ("func", "my_func_name"),
+    ("user name", "getUserName"),
+    ("getUserName", "getUserName"),
+    ("getusername", "getUserName"),
+    ("Mietvertrag", "Mietverträge"),
+    ("Where is the cafe?", "café"),
+  ):
+    assert text in first(index, query), query
+
+
+def test_an_index_of_an_older_analysis_is_made_again_and_says_so(
+  tmp_path, monkeypatch
+):
+  notes = write(tmp_path / "notes", a__md="A café.")
+  index = tmp_path / "index"
+  with monkeypatch.context() as patch:
+    patch.setattr(folder, "_VERSION", folder._VERSION - 1)
+    patch.setattr(folder, "_analysis", lambda *arguments: "english")
+    assert not folder.update(notes, index).is_remade
+  assert opening.open_index(index).search(["cafe"], 1) == [()]
+  out = f"--output={index}"
+  _, told = commands.printed(
+    build_index, out, "--cache=", f"--documents={notes}", "--update"
+  )
+  assert told.count("all files were read again: ") == 1
+  assert first(opening.open_index(index), "cafe") == "A café."
+  assert not folder.update(notes, index).is_remade

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import retrieval_cases as cases
 
+from anysearch_jax.retrieval.index import device_scan, row_scan, vectors
 from anysearch_jax.retrieval.index import flat as flat_lib
-from anysearch_jax.retrieval.index import row_scan, vectors
 
 COUNT, DIM = 1000, 24
 BATCHES = (1, 2, 3, 5, 8, 130)
@@ -94,10 +94,10 @@ def test_vectors_of_another_width_are_refused(tmp_path, shape):
 
 def test_calls_of_any_number_of_queries_compile_a_handful_of_times(tmp_path):
   index = flat_lib.open_flat(shards(tmp_path, units(600), "bfloat16"))
-  flat_lib.search_devices.clear_cache()
+  device_scan.search_devices.clear_cache()
   for count in (1, 2, 3, 5, 8, 9, 20, 31, 32, 33, 100, 128):
     index.search(units(count, seed=1), 3)
-  assert flat_lib.search_devices._cache_size() <= 4
+  assert device_scan.search_devices._cache_size() <= 4
 
 
 # Float32 on a CPU, to the bit.
@@ -188,7 +188,7 @@ def test_damage_of_a_shard_is_found(tmp_path):
   with pytest.raises(vectors.DamagedError, match="vectors-00002.npy"):
     made.rows(2)
   (tmp_path / "vectors-00000.json").unlink()
-  with pytest.raises(vectors.DamagedError, match="launch.build_index again"):
+  with pytest.raises(vectors.DamagedError, match="anysearch build_index again"):
     made.check(0)
 
 

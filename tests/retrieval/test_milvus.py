@@ -187,7 +187,7 @@ def test_a_build_that_stopped_resumes(collection, corpus, monkeypatch):
   monkeypatch.setattr(milvus(), "_BATCH", 75)
   with pytest.raises(KeyboardInterrupt):
     milvus().build(table, corpus, encoder=Dying())
-  with pytest.raises(ValueError, match="or finish it, by launch.build_index"):
+  with pytest.raises(ValueError, match="finish it, by anysearch build_index"):
     milvus().MilvusRetriever(table)
   encoder, told = cases.Encoder(), []
   for _ in range(2):  # The second one changes nothing.

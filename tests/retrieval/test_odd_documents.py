@@ -202,7 +202,7 @@ def test_pictures_are_recognized_by_a_command(tmp_path):
   assert texts(reading.read(scan, recognizer)) == ["recognized 0 0"]
   found = folder.update([str(tmp_path / "a.pdf"), scan], index, settings)
   assert found.passages == 3 and not found.ignored
-  with pytest.raises(ValueError, match="of other kinds: {'.png': 1}"):
+  with pytest.raises(ValueError, match="left out: {'.png': 1}"):
     folder.update([scan], tmp_path / "plain")
 
 

@@ -14,7 +14,7 @@ import source_tree
 
 from anysearch_jax.launch import documents as launch_documents
 from anysearch_jax.retrieval.documents import finding, folder, reader_process
-from anysearch_jax.retrieval.index import building
+from anysearch_jax.retrieval.index import building, opening
 
 SETTINGS = reader_process.Settings(tokens=100, overlap=10)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -163,16 +163,78 @@ def test_an_index_is_for_its_user_alone(tmp_path, umask):
   assert stat.S_IMODE((tmp_path / "index").stat().st_mode) == 0o700
 
 
-def test_each_spelling_of_the_folder_keeps_its_index(tmp_path, monkeypatch):
-  """Rows have the paths as they were typed."""
-  (tmp_path / "home" / "notes").mkdir(parents=True)
+def test_spellings_of_a_folder_share_an_index_whose_rows_show_each(
+  tmp_path, monkeypatch
+):
+  """A file is read once, and its rows have the path as it is typed."""
+  place = tmp_path / "home" / "notes"
+  (place / "a").mkdir(parents=True)
+  (place / "a/ü.txt").write_text("One line.\u2028Another lease.")
+  (place / "b.md").write_text("# Lease\n\nIt ends.")
   monkeypatch.chdir(tmp_path / "home")
-  near = launch_documents._cache_folder(["notes"])
+  index = tmp_path / "index"
+  caches = set()
+  read_files = []
+  read_all = reader_process.Readers.read_all
+
+  def counted(self, paths):
+    listed = list(paths)
+    read_files.extend(listed)
+    return read_all(self, listed)
+
+  monkeypatch.setattr(reader_process.Readers, "read_all", counted)
+  for spelling in ("notes", "./notes", "notes/", f"{place}", "../home/notes"):
+    caches.add(launch_documents._cache_folder([spelling]))
+    summary = folder.update([spelling], index)
+    hits = opening.open_index(index, verify=True).search(["lease"], 5)[0]
+    prefix = spelling.rstrip("/")
+    wanted = {f"{prefix}/a/ü.txt", f"{prefix}/b.md"}
+    assert {hit.source.path for hit in hits} == wanted
+    assert {hit.id for hit in hits} == {"a/ü.txt#1", "b.md#1"}
+    assert summary.removed == summary.changed == 0
+    assert folder.is_current([spelling], index, folder.Settings())
+  assert len(caches) == 1
+  assert read_files == ["notes/a/ü.txt", "notes/b.md"]
   monkeypatch.chdir(tmp_path)
-  far = launch_documents._cache_folder(["home/notes"])
-  assert near != far
-  monkeypatch.chdir(tmp_path / "home")
-  assert launch_documents._cache_folder(["notes"]) == near
+  assert launch_documents._cache_folder(["notes"]) not in caches
+
+
+def test_headers_that_need_too_much_memory_cost_their_letter_alone(tmp_path):
+  paths = []
+  for number, headers in enumerate(
+    ("To: " + "a@b.c, " * 40_000, "Subject: " + "a" * 400_000, "Subject: hi")
+  ):
+    for letter in ("", "good"):
+      path = tmp_path / f"{letter}{number}.eml"
+      path.write_text(f"{'X: a' if letter else headers}\n\nBody {number}.\n")
+      paths.append(path)
+  started = time.monotonic()
+  texts = read(paths)
+  assert time.monotonic() - started < 30
+  for number, text in enumerate(texts):
+    assert f"Body {number // 2}." in text.passages[-1].text
+    cut = "has a header of more than 20000 characters"
+    assert text.reason == (cut if number in (0, 2) else "")
+  longest = max(len(x.title) + len(x.heading) for x in texts[2].passages)
+  assert longest < 2001
+
+
+def test_a_file_that_filled_the_memory_leaves_none_of_it_to_the_next(
+  tmp_path, monkeypatch
+):
+  ended = []
+  end = reader_process._end
+  monkeypatch.setattr(
+    reader_process, "_end", lambda process: ended.append(end(process))
+  )
+  monkeypatch.setattr(reader_process, "_PROCESSES", 1)
+  large = tmp_path / "large.txt"
+  large.write_text("A word. " * (6 << 20))
+  small, other = notes(tmp_path, 2)
+  texts = read([small, large, other], max_bytes=100 << 20)
+  assert texts[1].reason == "needs more than 100 MB of memory"
+  assert [len(text.passages) for text in texts] == [1, 0, 1]
+  assert ended == [0, 0]
 
 
 def test_five_thousand_notes_are_read_in_seconds(tmp_path):

@@ -253,6 +253,46 @@ def test_passages_end_at_headings_and_sentences():
   assert "Last words of all." in found[-1][1]
 
 
+TABLE = "| month | rent |\n|---|---|\n" + "".join(
+  f"| month {month:02d} | {900 + month} euros |\n" for month in range(20)
+)
+CODE = (
+  "```python\ndef rent(month):\n\n  total = 0\n\n"
+  + "".join(f"  total += {part}  # a comment\n\n" for part in range(18))
+  + "  return total\n```\n"
+)
+
+
+@pytest.mark.parametrize("sentences", [0, 3, 6, 12, 17])
+@pytest.mark.parametrize("block", [TABLE, CODE])
+def test_tables_and_code_that_fit_are_whole(block, sentences):
+  before = "This is a sentence of some words about rent. " * sentences
+  after = "After it comes more text about the rent. " * 12
+  text = f"# One\n\n{before}\n\n{block}\n\n{after}"
+  found = list(splitting.Splitter(200, 30)(text, is_markdown=True))
+  assert any(block.strip() in passage for _, passage in found)
+  assert all(len(passage) <= 800 for _, passage in found)
+
+
+def test_a_heading_is_with_its_text():
+  sections = [f"## Part {n}\n\n" + f"Words of {n}. " * 40 for n in range(8)]
+  found = list(
+    splitting.Splitter(200, 30)("\n\n".join(sections), is_markdown=True)
+  )
+  for number in range(8):
+    heading = f"## Part {number}\n"
+    (passage,) = [text for _, text in found if heading in text]
+    assert f"Words of {number}." in passage.partition(heading)[2]
+
+
+def test_a_fence_without_code_is_no_passage():
+  code = "".join(f"def f{n}():\n  return {n}\n\n" for n in range(90))
+  text = f"# One\n\n```python\n{code}```\n"
+  found = list(splitting.Splitter(200, 30)(text, is_markdown=True))
+  assert all("return" in passage for _, passage in found)
+  assert "f89" in found[-1][1]
+
+
 def test_headings_without_text_are_kept():
   text = "# One\n\n## Two\n\n## Three\n\nWords.\n\n# Four\n\n## Five\n"
   found = list(splitting.Splitter(16, 4)(text, is_markdown=True))

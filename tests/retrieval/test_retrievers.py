@@ -78,7 +78,7 @@ MODEL = config_lib.TextModelConfig
     ({"kind": "http", "url": "a"}, "url: found 'a', expected an ad"),
     ({"kind": "milvus"}, "milvus: found ''"),
     ({"kind": "milvus", "milvus": "h"}, "milvus needs|expected the address"),
-    ({"ranking": "dense"}, "expected it with kind milvus only"),
+    ({"ranking": "dense"}, "expected it with kind index or milvus only"),
     ({"kind": "postgres"}, "kind: found 'postgres', expected one of lex"),
     ({"kind": "web", "web": "searxng"}, "address of a server for searxng"),
     ({"kind": "web", "web": "serper", "url": "http://a"}, "none for others"),
@@ -111,6 +111,10 @@ MODEL = config_lib.TextModelConfig
     # What may be a key is not shown.
     ({"kind": "http", "url": f"http://me:{KEY}@host"}, "url: found one with"),
     ({"kind": "http", "url": f"http://host?key={KEY}"}, "url: found one with"),
+    (
+      {"kind": "index", "index": "i", "encoder": f"https://me:{KEY}@host/v1"},
+      "encoder: found one with",
+    ),
     ({"simulated": f"https://me:{KEY}@host/v1"}, "simulated: found one with"),
     ({"kind": "lexical", "key_variable": KEY}, "expected the name of an env"),
     ({"model": MODEL(key_variable=KEY)}, "expected the name of an env"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
@@ -192,7 +193,7 @@ def test_model_that_ignores_tool_choice_is_offered_no_tool_at_the_end():
     ([Fault(500)] * 9, None, "HTTP 500: the server is busy"),
     ([Fault(hang="middle")] * 9, None, "the stream ended before the message"),
     ([Fault(hang="silent")], None, "no whole answer within 1 seconds"),
-    ([Fault(drip=0.3)], None, "no whole answer within 1 seconds"),
+    ([Fault(drip=2.0)], None, "no whole answer within 1 seconds"),
   ],
 )
 def test_fault_is_waited_out_or_named_within_the_deadline(
@@ -208,6 +209,43 @@ def test_fault_is_waited_out_or_named_within_the_deadline(
   # A stream that began anew is not told twice.
   turns = len(reply.trajectory.spans) if answer else 1
   assert thought.count("I look") <= turns
+
+
+def test_the_deadline_is_one_between_tokens():
+  started = time.monotonic()
+  with chat_endpoint.served("reasoning", faults=[Fault(drip=0.3)]) as server:
+    reply, *_ = ask(server, deadline=1.0)
+  assert reply.answer == ANSWER
+  assert time.monotonic() - started > 3
+
+
+def test_what_was_written_before_a_stream_stalls_is_kept():
+  faults = [Fault(), Fault(hang="stalls")]
+  with chat_endpoint.served("tools", faults=faults) as server:
+    reply, *_ = ask(server, deadline=1.0)
+  assert of_model(reply)[:2] == [SEARCHED, "In June 2027 [1"]
+  assert len(server.asked) > 2
+
+
+def test_the_queue_of_a_server_counts_against_no_deadline():
+  with chat_endpoint.served(
+    "prose", plays=1, faults=[Fault(drip=0.1)] * 8
+  ) as server:
+    with engine_at(server, deadline=1.5, concurrency=8) as engine:
+
+      async def play():
+        requests = (
+          types.GenerateRequest(
+            types.Address(0, question, 0), 0, (65,), 50, ("</search>",)
+          )
+          for question in range(8)
+        )
+        return await asyncio.gather(*map(engine.generate, requests))
+
+      started = time.monotonic()
+      turns = loop.run(play())
+  assert time.monotonic() - started > 4
+  assert len(turns) == 8
 
 
 def test_fields_that_a_server_refuses_are_left_out(caplog):

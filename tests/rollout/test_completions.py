@@ -66,6 +66,8 @@ def test_request_carries_prompt_limits_key_and_seed(monkeypatch):
   assert body == {
     "model": "m",
     "prompt": "Who wrote “Emma”? <|im_end|>",
+    "stream": True,
+    "stream_options": {"include_usage": True},
     "max_tokens": 50,
     "stop": list(STOP),
     **sampling,

@@ -92,7 +92,7 @@ def test_an_answer_in_the_form_that_was_asked_for_is_the_answer():
 def test_a_model_that_says_nothing_gives_no_answer():
   with asked("empty", mode="tags") as (answered, server):
     assert answered.answer is None
-    assert "asked once more" in answered.reason
+    assert "asked for that alone" in answered.reason
   assert server.asked[-1]["messages"][0]["content"].startswith(LAST)
 
 
@@ -116,3 +116,23 @@ def test_tokens_of_the_budget_hold_for_the_last_answer_too():
     assert answered.tokens <= 60
   for body in server.asked:
     assert body["max_tokens"] <= 60
+
+
+@pytest.mark.parametrize(
+  ("reply", "is_answer"),
+  [
+    ("It ends in June 2027 [1].", True),
+    ("<think>so</think>It ends in June 2027 [1].", True),
+    ("<think>so", False),
+    ("<think>so</think>", False),
+    ("<search>rent</search>", False),
+    ('{"name": "search", "arguments": {"query": "rent"}}', False),
+    ("", False),
+  ],
+)
+def test_text_without_tags_is_the_answer_where_no_search_is_left(
+  reply, is_answer
+):
+  with asked(searching(reply, mode="tags"), mode="tags") as (answered, server):
+    assert answered.answer
+  assert (len(server.asked) == 2) == is_answer

@@ -18,6 +18,10 @@ from anysearch_jax.rollout import chat_completions, written_calls
 
 SPELLINGS = {
   "Qwen2.5-Coder": ('{"name": "search", "arguments": {"query": "lease end"}}'),
+  "a forgotten brace": '{"name": "search", "arguments": {"query": "lease end"}',
+  "two, in a fence": (
+    '```json\n{"name": "search", "arguments": {"query": "lease end"\n```'
+  ),
   "fenced JSON": (
     '```json\n{"name": "search", "arguments": {"query": "lease end"}}\n```'
   ),

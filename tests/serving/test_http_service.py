@@ -50,6 +50,27 @@ def test_client_that_leaves_cancels_its_episode(stream):
     assert httpx2.post(f"{url}/v1/responses", json=QUESTION).status_code == 200
 
 
+def test_unfinished_answer_is_streamed_if_a_client_asks():
+  class Streaming(scripted.Engine):
+    async def generate(self, request):
+      turn = await super().generate(request)
+      for token in turn.token_ids:
+        if request.on_tokens is not None:
+          request.on_tokens([token])
+      return turn
+
+  def drafts(url, **options):
+    body = QUESTION | {"stream": True, "stream_options": options}
+    lines = httpx2.post(f"{url}/v1/responses", json=body).text.splitlines()
+    told = [json.loads(x[6:]) for x in lines if x.startswith("data: ")]
+    assert told[-1]["type"] == "response.completed"
+    return [e["delta"] for e in told if e["type"] == "anysearch.draft.delta"]
+
+  with served(engine=Streaming(script)) as (url, _):
+    assert drafts(url, include_draft=True) == list("Jane")
+    assert drafts(url) == []
+
+
 @pytest.mark.parametrize("budget", [0, 3])
 def test_no_text_makes_an_episode_search_beyond_its_budget(budget):
   text = (

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import threading
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -44,7 +45,8 @@ class Fault:
 
   status: of the reply instead of 200, with `retry_after` in its header.
   hang: the server closes the connection: "before" it answers, or in the
-    "middle" of a stream; "silent": it says nothing until it is stopped.
+    "middle" of a stream; "silent": it says nothing until it is stopped;
+    "stalls": nor does it after the middle of a stream.
   drip: seconds before each event of a stream.
   """
 
@@ -137,7 +139,12 @@ def _model(
 
 
 def _answered(server, handler) -> None:
-  """Answers a question as `server` does."""
+  """Answers a question as `server` does, which plays some at a time."""
+  with server.places:
+    _answer(server, handler)
+
+
+def _answer(server, handler) -> None:
   body = json.loads(handler.body)
   server.asked.append(body)
   fault = server.faults.pop(0) if server.faults else Fault()
@@ -159,7 +166,7 @@ def _answered(server, handler) -> None:
   elif body.get("stream") and server.streams:
     events = [json.dumps(e) for e in _events(server.reply(body), body)]
     events.append("[DONE]")
-    if fault.hang == "middle":
+    if fault.hang in ("middle", "stalls"):
       del events[len(events) // 2 :]
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")
@@ -167,6 +174,8 @@ def _answered(server, handler) -> None:
     for event in events:
       time.sleep(fault.drip)
       handler.wfile.write(f"data: {event}\n\n".encode())
+    if fault.hang == "stalls":
+      server.site.stopped.wait()
   else:
     _json(200, _completion(server.reply(body), body))(handler)
 
@@ -251,8 +260,9 @@ def served(
 ):
   """Runs a server; yields it.
 
-  It has its address as `url`, the bodies of all questions as `asked`, and the
-  `faults` of the next ones, to which a test may add.
+  It has its address as `url`, the bodies of all questions as `asked`, the
+  `faults` of the next ones, to which a test may add, and a function `tell` of
+  a path and what is there.
 
   Args:
     behaviour: a key of `BEHAVIOURS`, or a function of a question's body.
@@ -260,18 +270,29 @@ def served(
     answer: its answer, or a function of the question's body.
     settings: `faults` of the first questions; `models` that it has; its
       `routes`; fields that are `refused` with 400; whether it `streams`; the
-      `key` that it expects.
+      `key` that it expects; the `facts` of its models beside their names; the
+      `props` that it tells of itself; how many questions it `plays` at a time;
+      its `port`.
   """
   defaults = {"models": (NAME,), "refused": (), "streams": True, "key": ""}
   defaults |= {"routes": ("/v1/chat/completions",), "faults": ()}
+  defaults |= {"facts": {}, "props": None, "plays": 100, "port": 0}
   server = types.SimpleNamespace(**(defaults | settings), asked=[])
   server.faults, server.reply = list(server.faults), behaviour
   if isinstance(behaviour, str):
     server.reply = _model(behaviour, queries, answer)
-  listed = [{"id": name, "object": "model"} for name in server.models]
-  with web_site.Site("127.0.0.1") as site:
+  server.places = threading.Semaphore(server.plays)
+  listed = [
+    {"id": name, "object": "model", **server.facts} for name in server.models
+  ]
+  with web_site.Site("127.0.0.1", server.port) as site:
     server.site, server.url = site, f"{site.origin}/v1"
     models = _json(200, {"object": "list", "data": listed})
     site.pages["/v1/models"] = models
+    server.tell = lambda path, value: site.pages.update(
+      {path: _json(200, value)}
+    )
+    if server.props is not None:
+      server.tell("/props", server.props)
     site.post = functools.partial(_answered, server)
     yield server

@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,10 +46,9 @@ class Page:
       self._own = path
     url = path if isinstance(path, str) else path.resolve().as_uri()
     self._call("Page.navigate", url=url)
-    self.run(
-      "new Promise(done => document.readyState === 'complete' ? done() : "
-      "addEventListener('load', () => done()))"
-    )
+    # In a sandbox no listener runs.
+    while self.run("document.readyState") != "complete":
+      time.sleep(0.01)
 
   def _size(self, width: int, height: int) -> None:
     self.width = width
@@ -73,16 +73,30 @@ class Page:
     return found["result"].get("value")
 
   def press(self, key: str) -> None:
-    """Presses a named key such as Tab, or writes a text."""
-    codes = {"Tab": 9, "Enter": 13, "ArrowRight": 39}
-    if key not in codes:
+    """Presses a named key such as Tab or Shift+Enter, or writes a text."""
+    codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowRight": 39}
+    named = key.removeprefix("Shift+")
+    if named not in codes:
       self._call("Input.insertText", text=key)
       return
-    pressed = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
-    if key == "Enter":
+    pressed = {"key": named, "code": named}
+    pressed |= {"windowsVirtualKeyCode": codes[named]}
+    if named != key:
+      pressed["modifiers"] = 8
+    if named == "Enter":
       pressed["text"] = "\r"
     self._call("Input.dispatchKeyEvent", type="keyDown", **pressed)
     self._call("Input.dispatchKeyEvent", type="keyUp", **pressed)
+
+  def allow(self, downloads: pathlib.Path) -> None:
+    """Lets the page save files in a folder, and use the clipboard."""
+    self._call(
+      "Page.setDownloadBehavior",
+      behavior="allow",
+      downloadPath=str(downloads),
+    )
+    permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    self._call("Browser.grantPermissions", permissions=permissions)
 
   def dark(self) -> None:
     """Emulates a dark theme until a page is opened again."""
@@ -127,6 +141,7 @@ class Page:
     elif method == "Network.requestWillBeSent":
       url = params["request"]["url"]
       own = ("file:", "about:", "data:", "blob:", self._own)
+      own += ("chrome-extension:",)  # The viewer of PDF.
       if not url.startswith(own):
         self.errors.append(f"request of {url}")
 

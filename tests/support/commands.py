@@ -55,8 +55,8 @@ def printed(command, *arguments):
       ended = error.code
       if ended == 2:
         text = said.getvalue().partition("\nPass --help to see the flags.")[0]
-        module = command.main.__module__.removeprefix("anysearch_jax.")
-        ended = text.removeprefix(f"{module}: ")
+        name = launch_flags._command_name(command.main.__module__)
+        ended = text.removeprefix(f"{name}: ")
   return ended, out.getvalue()
 
 

@@ -31,6 +31,7 @@ import commands
 import source_tree
 
 from anysearch_jax.launch import __main__ as by_name
+from anysearch_jax.launch import command_table
 
 LINES_SHOWN = 15
 _BLOCK = re.compile(
@@ -100,7 +101,7 @@ def printed(block: Shown, replaced: dict[str, str]) -> str:
   if not block.arguments:
     return by_name.usage()
   name, *flags = block.arguments
-  module, *implied = by_name._ALIASES.get(name, (name,))
+  module, *implied = command_table.ALIASES.get(name, (name,))
   command = importlib.import_module(f"anysearch_jax.launch.{module}")
   for text, instead in replaced.items():
     flags = [flag.replace(text, instead) for flag in flags]

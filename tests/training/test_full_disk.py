@@ -117,7 +117,7 @@ def test_training_names_the_unwritten_file_and_resumes(
   run = small_disk / "run"
   with disks.room(small_disk, int(share * needs)):
     said = training(run)
-  assert said.startswith(f"launch.train: {run}")
+  assert said.startswith(f"anysearch train: {run}")
   assert "Traceback" not in printed.getvalue()
   assert "Event loop" not in printed.getvalue()
   assert " could not be written: No space left on device, " in said
@@ -150,7 +150,8 @@ def test_an_evaluation_reports_a_full_disk_and_resumes(tmp_path):
   assert play(tmp_path / "whole") == ""
   with disks.files_of_at_most(9000):
     said = play(tmp_path / "cut")
-  assert said.startswith(f"launch.evaluate: {tmp_path / 'cut'} could not be wr")
+  folder = tmp_path / "cut"
+  assert said.startswith(f"anysearch evaluate: {folder} could not be wr")
   assert "File too large, " in said
   assert "(ulimit -f), and start the same command again." in said
   left = (tmp_path / "cut" / "episodes.partial.jsonl").read_text()

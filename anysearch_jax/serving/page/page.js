@@ -1,276 +1,240 @@
-// Asks this service and shows the episode as it streams. Texts of questions,
-// passages and policies are written as text only, never as markup.
-"use strict";
+// The page: asks this service, and shows the conversation.
+//
+// Texts of questions, passages and models are not trusted: elements.js writes
+// them as text, markdown.js as elements of its own.
+import { AnswerView } from "./answer.js";
+import { Conversation, messageOf, newAnswer } from "./conversation.js";
+import { add, addButton, byId, count, save } from "./elements.js";
+import { Refusal, answerEvents, get } from "./service.js";
+import * as source from "./source.js";
 
-const $ = (id) => document.getElementById(id);
-let running = null; // The AbortController of the question under way.
-let most = 10;
-let asked = 0; // Episodes so far, which name the passages of each.
+const COMPARED = [0, 1, 2, 3, 5, 8];
+const MOST_EXAMPLES = 12;
+const DEFAULT_BUDGET = 3;
 
-function add(parent, tag, kind, text) {
-  const made = document.createElement(tag);
-  if (kind) made.className = kind;
-  if (text !== undefined) made.textContent = text;
-  parent.append(made);
-  return made;
+const conversation = new Conversation();
+let health = null; // What the service says of itself.
+let running = null; // The AbortController of the answers under way.
+
+const say = (text) => text && (byId("status").textContent = text);
+const hint = (text) => (byId("hint").textContent = text);
+
+function showTurn(turn) {
+  byId("intro").hidden = true;
+  byId("export").hidden = byId("clear").hidden = false;
+  const article = add(byId("conversation"), "article");
+  add(article, "h2", "", turn.question).dir = "auto";
+  const replies = add(article, "div", "replies");
+  const isCompared = turn.answers.length > 1;
+  article.classList.toggle("compared", isCompared);
+  return turn.answers.map((answer) => {
+    const again = (view) => askAgain(turn, view);
+    return new AnswerView(replies, answer, isCompared, again);
+  });
 }
 
-const count = (n, one, more) => `${n} ${n === 1 ? one : more}`;
+function showConversation() {
+  byId("conversation").replaceChildren();
+  for (const turn of conversation.turns) {
+    for (const answer of turn.answers)
+      if (!answer.response && !answer.problem)
+        answer.problem = "The page was left before the answer came.";
+    for (const view of showTurn(turn)) view.end();
+  }
+}
 
-async function refusal(response) {
+// Asks for an answer of a turn, and shows it while it comes.
+async function fill(turn, view, signal) {
+  const { answer } = view;
+  const most = health.history_characters;
+  const { messages, leftOut } = conversation.messages(turn, most);
+  if (leftOut && most) {
+    const note = add(view.card, "p", "note");
+    note.textContent =
+      count(leftOut, "question is", "questions are") +
+      " left out of the conversation: the model has no room for more.";
+    view.card.prepend(note);
+  }
+  view.begin();
   try {
-    return (await response.json()).error.message;
-  } catch {
-    return `The service answered ${response.status}.`;
-  }
-}
-
-// Yields the JSON of each server-sent event.
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  try {
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) return;
-      const parts = (rest + value).split("\n\n");
-      rest = parts.pop();
-      for (const part of parts) {
-        const line = part.split("\n").find((l) => l.startsWith("data: "));
-        if (line) yield JSON.parse(line.slice(6));
-      }
-    }
-  } finally {
-    reader.cancel().catch(() => {});
-  }
-}
-
-// What a passage is called: its number if it has one, title, path, page, heading.
-function name(passage) {
-  const { path, page, heading } = passage.source || {};
-  const number = passage.number ? `[${passage.number}] ` : "";
-  const title = passage.title || (path ? "" : passage.id);
-  const shown = title.replace(/^"|"$/g, "");
-  const below = heading && heading.replace(`${shown} > `, "");
-  const place = [shown, path, page && `page ${page}`, below];
-  return number + [...new Set(place.filter(Boolean))].join(" · ");
-}
-
-// One answer. Beside others, its steps fold when it is there.
-class Episode {
-  constructor(budget, folds) {
-    this.name = `e${(asked += 1)}`;
-    this.folds = folds;
-    this.budget = budget;
-    this.used = 0;
-    this.thinking = null;
-    this.card = add($("episodes"), "article");
-    add(this.card, "h2", "", `Budget ${budget}`);
-    this.steps = add(this.card, "details", "steps");
-    this.steps.open = true;
-    add(this.steps, "summary", "", "Steps");
-    this.left();
-  }
-
-  left() {
-    const left = this.budget - this.used;
-    add(this.steps, "p", "left", `${count(left, "search", "searches")} left`);
-  }
-
-  problem(text) {
-    add(this.card, "p", "problem", text);
-  }
-
-  passages(item) {
-    for (const passage of item.results || []) {
-      const details = add(this.steps, "details");
-      const id = `${this.name}-${passage.number}`;
-      if (passage.number && !$(id)) details.id = id;
-      const line = passage.number
-        ? name(passage)
-        : `${name(passage)}: ${passage.text}`;
-      const cut = line.length > 70 ? `${line.slice(0, 70)}...` : line;
-      add(details, "summary", "", passage.number ? line : cut);
-      add(details, "p", "", passage.text.replace(/\n\s*\n/g, "\n"));
-    }
-    if (!(item.results || []).length)
-      add(this.steps, "p", "left", "no results");
-  }
-
-  // Writes an answer, in which each citation opens its passage.
-  answer(part) {
-    const line = add(this.card, "p", "answer", "");
-    let end = 0;
-    for (const cited of part.annotations.filter((a) => a.number)) {
-      line.append(part.text.slice(end, cited.start_index));
-      end = cited.end_index;
-      const link = add(line, "a", "", part.text.slice(cited.start_index, end));
-      link.href = `#${this.name}-${cited.number}`;
-      link.title = cited.title;
-      link.addEventListener("click", () => {
-        this.steps.open = $(link.hash.slice(1)).open = true;
-      });
-    }
-    line.append(part.text.slice(end));
-  }
-
-  show(event) {
-    const kind = event.type.replace("response.", "");
-    if (kind === "reasoning_text.delta") {
-      this.thinking ||= add(this.steps, "p", "thinking", "");
-      this.thinking.textContent += event.delta;
-    } else if (kind === "output_item.added") {
-      this.thinking = null;
-      if (event.item.type === "web_search_call") {
-        const number = this.used + 1;
-        const query = event.item.action.query;
-        add(this.steps, "p", "search", `search ${number}: ${query}`);
-      }
-    } else if (kind === "output_item.done") {
-      if (event.item.type === "web_search_call") {
-        this.used += event.item.status === "completed" ? 1 : 0;
-        this.passages(event.item);
-        this.left();
-      }
-    } else if (["completed", "incomplete", "failed"].includes(kind)) {
-      this.end(event.response);
-    } else if (kind === "error") {
-      this.problem(event.message);
-    }
-  }
-
-  end(response) {
-    this.steps.open = !this.folds;
-    const told = response.anysearch;
-    const message = response.output.find((item) => item.type === "message");
-    if (message) {
-      this.answer(message.content[0]);
-    } else {
-      this.problem(`No answer: ${told.reason}`);
-    }
-    const refused = (told.refused_citations || []).map((n) => `[${n}]`);
-    if (refused.length) {
-      const cited = refused.join(", ");
-      this.problem(
-        `It also cited ${cited}, which no search had shown: removed.`,
-      );
-    }
-    const cost = [
-      count(told.searches, "search", "searches"),
-      count(response.usage.output_tokens, "token", "tokens"),
-      `${told.seconds.toFixed(1)} s`,
-    ];
-    const line = add(this.card, "p", "left", `${cost.join(", ")} · `);
-    const text = JSON.stringify(response, null, 2);
-    const link = add(line, "a", "", "trajectory as JSON");
-    link.href = URL.createObjectURL(
-      new Blob([text], { type: "application/json" }),
-    );
-    link.download = `${response.id}.json`;
-  }
-}
-
-// A key may ask only so much at a time: what is refused for that alone is asked
-// again when the service says so.
-async function admitted(url, request) {
-  for (;;) {
-    const response = await fetch(url, request);
-    if (response.status !== 429) return response;
-    const told = await response.clone().json();
-    if (told.error.code !== "rate_limit_exceeded") return response;
-    const seconds = Number(response.headers.get("retry-after")) || 1;
-    await new Promise((done) => setTimeout(done, 1000 * seconds));
-    request.signal.throwIfAborted();
-  }
-}
-
-async function ask(question, budget, signal, folds) {
-  const episode = new Episode(budget, folds);
-  const headers = { "content-type": "application/json" };
-  if ($("key").value) headers.authorization = `Bearer ${$("key").value}`;
-  try {
-    const response = await admitted("v1/responses", {
-      method: "POST",
-      headers,
-      signal,
-      body: JSON.stringify({
-        input: question,
-        max_tool_calls: budget,
-        stream: true,
-      }),
-    });
-    if (response.status === 401) $("locked").hidden = false;
-    if (!response.ok) {
-      episode.steps.remove();
-      episode.problem(await refusal(response));
-      return;
-    }
-    for await (const event of events(response.body)) episode.show(event);
+    const key = byId("key").value;
+    const events = answerEvents(messages, answer.budget, key, signal);
+    for await (const event of events) say(view.read(event));
+    if (!answer.response && !answer.problem)
+      answer.problem = "The service ended before the answer did.";
   } catch (error) {
-    episode.problem(
-      signal.aborted ? "Stopped." : `The service is gone: ${error.message}`,
-    );
+    answer.problem = problemOf(error, signal);
+    if (error.needsKey) byId("locked").hidden = false;
   }
+  view.end();
+  say(messageOf(answer)?.text ?? answer.problem);
 }
 
-async function start(budgets) {
-  const question = $("question").value.trim();
-  if (!question) {
-    $("question").focus();
-    return;
-  }
-  if (running) running.abort();
-  const mine = (running = new AbortController());
-  for (const link of document.querySelectorAll("a[download]")) {
-    URL.revokeObjectURL(link.href);
-  }
-  $("episodes").replaceChildren();
-  $("stop").disabled = false;
-  const many = budgets.length > 1;
-  await Promise.all(budgets.map((b) => ask(question, b, mine.signal, many)));
-  if (running === mine) {
-    running = null;
-    $("stop").disabled = true;
-  }
+function problemOf(error, signal) {
+  if (signal.aborted) return "Stopped.";
+  if (error instanceof Refusal) return error.message;
+  return `The service is gone: ${error.message}`;
 }
 
-const every = () => [0, 1, 2, 3, 5, 8].filter((budget) => budget <= most);
+async function run(turn, views) {
+  running = new AbortController();
+  showRunning();
+  const { signal } = running;
+  await Promise.all(views.map((view) => fill(turn, view, signal)));
+  running = null;
+  showRunning();
+  store();
+}
 
-$("form").addEventListener("submit", (event) => {
+function store() {
+  const lost = conversation.store();
+  if (!lost) return;
+  const questions = count(lost, "question", "questions");
+  hint(
+    `The browser has no room for the oldest ${questions}: export them before ` +
+      "you leave this page.",
+  );
+}
+
+function showRunning() {
+  const hadFocus = [byId("ask"), byId("stop")].includes(document.activeElement);
+  byId("ask").hidden = Boolean(running);
+  byId("stop").hidden = !running;
+  byId("every").disabled = Boolean(running);
+  if (hadFocus) byId("question").focus();
+}
+
+function askAgain(turn, view) {
+  if (isBusy()) return;
+  const place = turn.answers.indexOf(view.answer);
+  const answer = newAnswer(view.answer.budget);
+  turn.answers[place] = answer;
+  const next = new AnswerView(
+    view.card.parentElement,
+    answer,
+    turn.answers.length > 1,
+    (failed) => askAgain(turn, failed),
+  );
+  view.card.replaceWith(next.card);
+  byId("question").focus();
+  run(turn, [next]);
+}
+
+// Returns whether an answer is being written, and says so.
+function isBusy() {
+  if (running) hint("An answer is being written: Esc stops it.");
+  return Boolean(running);
+}
+
+function ask(budgets) {
+  const field = byId("question");
+  const question = field.value.trim();
+  field.focus();
+  if (!question || isBusy() || isTooLong(question)) return;
+  field.value = "";
+  readTyped();
+  const turn = conversation.add(question, budgets);
+  const views = showTurn(turn);
+  byId("conversation").lastElementChild.scrollIntoView();
+  run(turn, views);
+}
+
+// Returns whether the service would refuse a question for its length, and says
+// so. It counts characters, JavaScript's strings their halves.
+function isTooLong(question) {
+  const most = health.max_characters;
+  const characters = question.length > most ? [...question].length : 0;
+  if (characters <= most) return false;
+  hint(
+    `Found ${characters.toLocaleString("en")} characters, expected at most ` +
+      `${most.toLocaleString("en")}: shorten the question by ` +
+      `${(characters - most).toLocaleString("en")}.`,
+  );
+  return true;
+}
+
+// Fits the field to what is typed, and says if that is too long.
+function readTyped() {
+  const field = byId("question");
+  field.style.height = "auto";
+  const borders = field.offsetHeight - field.clientHeight;
+  field.style.height = `${field.scrollHeight + borders}px`;
+  if (!isTooLong(field.value.trim())) hint("");
+}
+
+function clear() {
+  running?.abort();
+  const { turns } = conversation;
+  conversation.clear();
+  showConversation();
+  byId("intro").hidden = false;
+  byId("export").hidden = byId("clear").hidden = true;
+  source.close();
+  hint("The conversation is cleared. ");
+  addButton(byId("hint"), "Undo", () => {
+    conversation.turns = [...turns, ...conversation.turns];
+    showConversation();
+    hint("");
+    store();
+  });
+  byId("question").focus();
+}
+
+function readKey(event) {
+  if (event.key !== "Escape") return;
+  const isInSource = byId("source").contains(document.activeElement);
+  if (isInSource || !running) source.close();
+  else running.abort();
+}
+
+function showBudget(budget) {
+  byId("budget").value = byId("shown").textContent = budget;
+}
+
+byId("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  start([Number($("budget").value)]);
+  ask([Number(byId("budget").value)]);
 });
-$("every").addEventListener("click", () => start(every()));
-$("stop").addEventListener("click", () => running && running.abort());
-$("budget").addEventListener("input", () => {
-  $("shown").textContent = $("budget").value;
+byId("question").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  byId("form").requestSubmit();
 });
-$("question").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey) {
-    event.preventDefault();
-    $("form").requestSubmit();
-  }
+byId("question").addEventListener("input", readTyped);
+byId("every").addEventListener("click", () =>
+  ask(COMPARED.filter((budget) => budget <= health.max_budget)),
+);
+byId("stop").addEventListener("click", () => running?.abort());
+byId("budget").addEventListener("input", () =>
+  showBudget(byId("budget").value),
+);
+byId("clear").addEventListener("click", clear);
+byId("close").addEventListener("click", source.close);
+byId("export").addEventListener("click", () => {
+  const text = conversation.markdown(health.model);
+  save("conversation.md", "text/markdown", text);
 });
+document.addEventListener("keydown", readKey);
+addEventListener("pagehide", () => conversation.store());
 
 async function begin() {
-  const health = await (await fetch("health")).json();
-  most = health.max_budget;
-  $("model").textContent = health.model;
-  $("held").hidden = !health.passages;
-  const held = health.passages.toLocaleString("en");
-  $("passages").textContent = health.passages === 1 ? "1 passage" : `${held} passages`;
-  $("budget").max = most;
-  $("budget").value = Math.min(3, most);
-  $("shown").textContent = $("budget").value;
-  $("locked").hidden = !health.keys;
-  const examples = await (await fetch("examples")).json();
-  $("examples").hidden = !examples.length;
-  for (const example of examples.slice(0, 12)) {
-    const button = add(add($("list"), "li"), "button", "", example);
-    button.type = "button";
-    button.addEventListener("click", () => {
-      $("question").value = example;
-      start([Number($("budget").value)]);
+  health = await get("health");
+  byId("model").textContent = health.model;
+  byId("held").hidden = !health.passages;
+  byId("passages").textContent = count(health.passages, "passage", "passages");
+  byId("budget").max = health.max_budget;
+  const last = conversation.turns.findLast((turn) => turn.answers.length === 1);
+  const budget = last?.answers[0].budget ?? DEFAULT_BUDGET;
+  showBudget(Math.min(budget, health.max_budget));
+  byId("locked").hidden = !health.keys;
+  byId("follow").hidden = !health.history_characters;
+  showConversation();
+  const examples = await get("examples");
+  byId("examples").hidden = !examples.length;
+  for (const example of examples.slice(0, MOST_EXAMPLES)) {
+    addButton(add(byId("list"), "li"), example, () => {
+      byId("question").value = example;
+      byId("form").requestSubmit();
     });
   }
 }
