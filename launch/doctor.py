@@ -5,7 +5,9 @@
 
 Each check prints one line: ok, warning or problem, what was found, and what to
 do. Nothing is changed, started or paid for, except that --ask_web sends one
-query to a web search engine. The exit code is 1 if there is a problem.
+query to a web search engine, and --play=16 plays so many episodes, to see
+whether a training would learn from their rewards. The exit code is 1 if there
+is a problem.
 """
 
 from __future__ import annotations
@@ -69,6 +71,13 @@ def define_flags() -> None:
     "Send one query to the configured web search or paid MCP tool, for its "
     "price.",
   )
+  flags.DEFINE_integer(
+    "play",
+    0,
+    "Episodes of the policy to play first, 16 for example: if their rewards "
+    "are equal, a training learns nothing.",
+    0,
+  )
   flags.DEFINE_float(
     "deadline",
     120,
@@ -90,6 +99,7 @@ def main(argv: Sequence[str]) -> None:
       processes=f.processes,
       ask_web=f.ask_web,
       deadline=f.deadline,
+      episodes=f.play,
     )
   ]
   print(f"{levels.count(PROBLEM)} problems, {levels.count(WARNING)} warnings")
@@ -105,6 +115,7 @@ def examine(
   processes: int = 1,
   ask_web: bool = False,
   deadline: float = 120.0,
+  episodes: int = 0,
 ) -> Iterator[Finding]:
   """Runs the checks, prints each finding at once, and yields it.
 
@@ -113,7 +124,9 @@ def examine(
     output: folder of the run.
     processes: number of processes like this one that will train.
     ask_web: whether to send a query to a web search engine.
-    deadline: seconds that each check may take.
+    deadline: seconds that each check may take, but for the play of episodes,
+      whose turns have deadlines of their own.
+    episodes: number of episodes to play; 0: none.
   """
   checks: list[tuple[str, Check]] = [
     ("python", python),
@@ -132,13 +145,20 @@ def examine(
 
   folder = launch_flags.run_folder(config, output)
   checks_of_run = run_checks.Checks(
-    config=config, folder=folder, processes=processes, ask_web=ask_web
+    config=config,
+    folder=folder,
+    processes=processes,
+    ask_web=ask_web,
+    episodes=episodes,
   )
   for name, check in checks_of_run.all():
-    yield from _run_and_print(name, check, deadline)
+    limit = None if name == run_checks.PLAY else deadline
+    yield from _run_and_print(name, check, limit)
 
 
-def _run_and_print(name: str, check: Check, deadline: float) -> list[Finding]:
+def _run_and_print(
+  name: str, check: Check, deadline: float | None
+) -> list[Finding]:
   """Runs a check, prints its findings and returns them."""
   findings = run_check(check, deadline=deadline)
   for line in finding_lines(name, findings):
@@ -146,11 +166,11 @@ def _run_and_print(name: str, check: Check, deadline: float) -> list[Finding]:
   return findings
 
 
-def run_check(check: Check, *, deadline: float) -> list[Finding]:
+def run_check(check: Check, *, deadline: float | None) -> list[Finding]:
   """Returns the findings of a check; a timeout or an exception is a problem.
 
   The check may be slow, and may raise. It runs on a daemon thread, which is
-  abandoned if it hangs for `deadline` seconds.
+  abandoned if it hangs for `deadline` seconds; None waits for its end.
   """
   outcome: queue.SimpleQueue[list[Finding]] = queue.SimpleQueue()
 

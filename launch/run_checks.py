@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -39,13 +40,19 @@ from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import lora, table, tensor_files
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
-from anysearch_jax.rollout import episode
+from anysearch_jax.rollout import driver, episode, searching
 from anysearch_jax.rollout.servers import fleet as fleet_lib
 from anysearch_jax.rollout.servers import server as server_lib
 from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
-from anysearch_jax.training import placement, validation
+from anysearch_jax.training import (
+  health,
+  placement,
+  rewards_and_advantages,
+  validation,
+)
 
+PLAY = "play"  # The check that plays episodes.
 _QUERIES = 10  # Searches that measure a retriever.
 _QUESTION = types.Question("doctor", "Which river flows through Paris?", ("",))
 _PROMPT_END = 40  # Characters of a prompt that are shown.
@@ -63,12 +70,14 @@ class Checks:
     folder: folder of the run.
     processes: number of processes like this one that will train.
     ask_web: whether to send a query to a web search engine.
+    episodes: number of episodes to play; 0: none.
   """
 
   config: config_lib.ExperimentConfig
   folder: pathlib.Path
   processes: int = 1
   ask_web: bool = False
+  episodes: int = 0
 
   def all(self) -> Iterator[tuple[str, Check]]:
     """Yields the checks by name; run each before asking for the next one."""
@@ -88,6 +97,8 @@ class Checks:
     yield "retriever", self.retriever
     if has_servers:
       yield "servers", self.servers
+    if self.episodes and "_policy" in vars(self):
+      yield PLAY, self.play
 
   @functools.cached_property
   def _policy(
@@ -238,6 +249,70 @@ class Checks:
       yield problem(str(error))
     finally:
       loop.run(server_lib.close(client))
+
+  def play(self) -> Finding:
+    """Plays groups of episodes, and checks that their rewards differ."""
+    config = self.config
+    samples = min(config.group, self.episodes)
+    count = math.ceil(self.episodes / samples)
+    method = systems.trained(config)
+    source = parts.source(config)
+    questions = source.questions(config.data.split, count, config.seed)
+    retriever = searching.BatchingRetriever(
+      retrievers.make(config, source.retriever), config.search
+    )
+    assignments = [
+      driver.Assignment(
+        index=i,
+        question=questions[i],
+        budget=1 + i % config.curriculum.max_budget,
+        scaffold=config.curriculum.phase1_scaffold,
+      )
+      for i in range(count)
+    ]
+    choice = policies.PolicyChoice("hf", config.policy)
+    with policies.player(choice, config, source) as player:
+      searching.attach(retriever, player.engine, player.codec)
+      parts_of_play = driver.EpisodeParts(
+        player.engine,
+        retriever,
+        config.episode,
+        player.codec,
+        method.environment,
+      )
+      played = loop.run(
+        driver.run_groups(
+          assignments,
+          parts_of_play,
+          group=samples,
+          rollout=0,
+          max_concurrency=config.engine.slots,
+        )
+      )
+    if not played.groups:
+      return problem(f"found {played.failed} failed episodes: {played.reason}")
+    scored = rewards_and_advantages.score(
+      played.groups,
+      np.array([group.budget for group in played.groups], np.int32),
+      samples=samples,
+      method=method,
+      objective=config.objective,
+    )
+    values = rewards_and_advantages.metrics(scored)
+    example = played.groups[0].trajectories[0]
+    sentence = (
+      f"played {count * samples} episodes. "
+      f"{health.describe_rewards(values, example)}"
+    )
+    totals = np.where(scored.valid, scored.rewards["total"], np.nan)
+    spread = np.nanmax(totals, axis=1) - np.nanmin(totals, axis=1)
+    if not spread.any():
+      return problem(
+        f"found equal rewards in each of {len(played.groups)} groups: a run "
+        f"learns nothing from them; {sentence}",
+        f"{health.EQUAL_REWARDS_ADVICE}.",
+      )
+    return ok(sentence)
 
 
 def _example_questions(

@@ -160,6 +160,7 @@ def _train(
     sys.exit(f"anysearch train: {error} {_resume_sentence(folder)}")
   except (
     checkpoint.DamagedError,
+    health.NoGradientError,
     health.NotFiniteError,
     health.FailedEpisodesError,
     health.WrongWeightsError,

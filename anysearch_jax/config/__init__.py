@@ -24,6 +24,7 @@ from anysearch_jax.config.learning import (
   OptimizerConfig,
   PipelineConfig,
   RewardConfig,
+  SftConfig,
 )
 from anysearch_jax.config.methods import MethodConfig
 from anysearch_jax.config.rollout import (
@@ -136,6 +137,9 @@ class WatchConfig:
   """The run stops after this many consecutive optimizer steps whose loss,
   gradient or sampled log-probabilities are not finite; such steps are never
   applied."""
+  equal_rollouts: int = placement(5, at_least(0))
+  """The run stops after this many rollouts in a row in which the rewards of
+  every group are equal, so that nothing is learned; 0 is off."""
   max_failed: float = placement(0.5, SHARE)
   """The run stops if a larger share of a rollout's episodes failed because the
   engine or the retriever was unavailable."""
@@ -208,6 +212,7 @@ class ExperimentConfig:
   batch: BatchConfig = BatchConfig()
   mesh: MeshConfig = MeshConfig()
   lora: LoraConfig = LoraConfig()
+  sft: SftConfig = SftConfig()
   data: DataConfig = DataConfig()
   watch: WatchConfig = WatchConfig()
   checkpoint: CheckpointConfig = CheckpointConfig()

@@ -251,6 +251,27 @@ class PipelineConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SftConfig:
+  """Supervised training on demonstrations, before reinforcement learning.
+
+  The learning rate rises linearly over the first tenth of the steps and then
+  falls linearly to 0; `optimizer` has the other rates.
+  """
+
+  steps: int = learning(200, at_least(1))
+  """Optimizer steps."""
+  demonstrations: int = identity(32, at_least(1))
+  """Demonstrations of a step."""
+  learning_rate: float = learning(1e-5, at_least(0))
+  """The peak learning rate; adapters take about ten times as much."""
+  play_every: int = placement(50, at_least(0))
+  """Steps between two plays of held-out questions, which measure format,
+  accuracy and searches at the budgets of the evaluation; 0: none."""
+  play_questions: int = placement(24, at_least(1))
+  """Held-out questions that such a play asks at each budget."""
+
+
+@dataclasses.dataclass(frozen=True)
 class BatchConfig:
   """Packed training batches."""
 

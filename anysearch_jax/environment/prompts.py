@@ -5,6 +5,7 @@ the budget and the question.
 
     paper             the paper's environment
     anysearch         the same, with the turn rules of the authors' run
+    compact           the same rules in a prompt of 50 tokens, for small models
     paper_fetch       with a second tool, which opens a page
     documents         for a user's own documents and models that were not
                       trained here: answers cite passages
@@ -18,7 +19,7 @@ the budget and the question.
     plain_retrieval   the same with that search alone, the baseline of agents
     world             the generated world
 
-The texts of `paper_fetch` and of the documents are our own words.
+The texts of `compact`, `paper_fetch` and the documents are our own words.
 """
 
 from __future__ import annotations
@@ -59,6 +60,13 @@ def _environment(texts: Mapping[str, str]) -> spec.Environment:
     plain=wording.template(texts["plain"]),
     over_budget=wording.template(texts["over_budget"]),
     no_action=wording.template(texts["no_action"]),
+  )
+
+
+def _one_prompt(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns an environment with the same prompt in both phases."""
+  return _environment(
+    {**texts, "scaffold": texts["prompt"], "plain": texts["prompt"]}
   )
 
 
@@ -166,6 +174,7 @@ WORDINGS = {
   "anysearch": wording.Wording("paper.toml", _SLOTS, _environment).then(
     _as_the_authors_ran
   ),
+  "compact": wording.Wording("compact.toml", wording.ONE_PROMPT, _one_prompt),
   "paper_fetch": wording.Wording("paper_fetch.toml", _SLOTS, _with_fetch),
   "documents": wording.Wording(
     "documents.toml", _SLOTS, _documents, optional=_CHAT_SLOTS

@@ -103,7 +103,7 @@ def evaluate(
   Raises:
     ValueError: the evaluation is invalid, or the folder cannot be used.
   """
-  grid = _Grid(evaluation, questions)
+  grid = Grid(evaluation, questions)
   started = time.monotonic()
   played = 0
   path = folder / EPISODES
@@ -131,7 +131,7 @@ def evaluate(
 def _play(
   evaluation: config_lib.EvaluationConfig,
   playing: Playing,
-  grid: _Grid,
+  grid: Grid,
   player: Player,
   retriever: types.Retriever,
   rows: journal.Journal,
@@ -268,7 +268,7 @@ def cells(episodes: Iterable[journal.Row]) -> list[dict[str, Any]]:
   ]
 
 
-class _Grid:
+class Grid:
   """The grid of seeds, budgets and questions, in the order of its file.
 
   A place is the index of an episode's line in the file. Raises ValueError if

@@ -31,6 +31,12 @@ _TOKENS = 128
 # token's log-probabilities from the trainer's, in nats.
 Gaps = Mapping[str, tuple[float, float]]
 _log = logging.getLogger(__name__)
+_SHOWN_CHARACTERS = 400  # Of an episode.
+# What to do about a policy that earns the same whatever it does.
+EQUAL_REWARDS_ADVICE = (
+  "Teach it the format first (anysearch demonstrate, then anysearch sft), "
+  "raise episode.max_generated if episodes are truncated, or change the reward"
+)
 
 
 class NotFiniteError(RuntimeError):
@@ -75,6 +81,44 @@ class WrongWeightsError(RuntimeError):
   """The engine does not sample with the weights that it was given."""
 
 
+class NoGradientError(RuntimeError):
+  """`watch.equal_rollouts` rollouts in a row had no advantage to learn from."""
+
+
+def describe_rewards(
+  values: Mapping[str, float], trajectory: types.Trajectory | None
+) -> str:
+  """Returns a sentence on the rewards of a rollout, with one of its episodes.
+
+  Args:
+    values: metrics of the rollout.
+    trajectory: the episode to show; None if there is none.
+  """
+  names = {
+    "right": "reward/em",
+    "well formed": "reward/format",
+    "truncated": "rollout/truncated",
+    "invalid": "rollout/invalid",
+  }
+  shares = ", ".join(
+    f"{values[metric]:.0%} {name}"
+    for name, metric in names.items()
+    if metric in values
+  )
+  sentence = (
+    f"The mean reward is {values['reward/total']:.3g}; of the episodes "
+    f"{shares}, with {values['rollout/searches']:.2g} searches each."
+  )
+  if trajectory is None:
+    return sentence
+  text = "".join(span.text for span in trajectory.spans)
+  shown = text[:_SHOWN_CHARACTERS] + "..." * (len(text) > _SHOWN_CHARACTERS)
+  return (
+    f"{sentence} One of them, with {trajectory.budget} searches allowed for "
+    f"{trajectory.question.text!r}: {shown!r}."
+  )
+
+
 class HealthMonitor:
   """Monitors a run, from one rollout to the next.
 
@@ -99,6 +143,7 @@ class HealthMonitor:
     self._curriculum = curriculum
     self._bad_steps = 0  # Steps in a row that were not finite.
     self._gap_rollouts = 0  # Rollouts in a row whose log-probs differ too much.
+    self._equal_rollouts = 0  # In a row, without an advantage.
     self._warned: set[str] = set()  # Conditions that last since their warning.
     self._last_seen: dict[int, int] = {}  # Budget -> its last rollout.
 
@@ -150,11 +195,25 @@ class HealthMonitor:
       )
     self._warn(sentence)
 
-  def rollout(self, values: Mapping[str, float]) -> None:
+  def rollout(
+    self,
+    values: Mapping[str, float],
+    example: types.Trajectory | None = None,
+    *,
+    turns_differ: bool = False,
+  ) -> None:
     """Checks the metrics of a rollout that was trained on.
 
-    Raises WrongWeightsError if the engine's log-probabilities were too far from
-    the trainer's in `watch.gap_rollouts` rollouts in a row.
+    Args:
+      values: the metrics.
+      example: one of its episodes, for the message of an error.
+      turns_differ: whether single turns have advantages of their own.
+
+    Raises:
+      WrongWeightsError: the engine's log-probabilities were too far from the
+        trainer's in `watch.gap_rollouts` rollouts in a row.
+      NoGradientError: there was no advantage in `watch.equal_rollouts` rollouts
+        in a row.
     """
     config = self._config
     rollout = int(values["rollout"])
@@ -191,6 +250,16 @@ class HealthMonitor:
         "(watch.gap_rollouts). The engine seems to have other weights than the "
         "trainer. Make sure that only this run sends weights to it, then run "
         "the same command again: it resumes and sends them again."
+      )
+
+    is_equal = values["policy/advantage_share"] == 0 and not turns_differ
+    self._equal_rollouts = self._equal_rollouts + 1 if is_equal else 0
+    if 0 < config.equal_rollouts <= self._equal_rollouts:
+      raise NoGradientError(
+        f"Rollout {rollout}: the rewards of every group were equal in "
+        f"{self._equal_rollouts} rollouts in a row (watch.equal_rollouts), so "
+        f"nothing is learned. {describe_rewards(values, example)} "
+        f"{EQUAL_REWARDS_ADVICE}; --config.watch.equal_rollouts=0 trains on."
       )
 
   def _gap(self, values: Mapping[str, float]) -> str:

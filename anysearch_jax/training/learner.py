@@ -46,12 +46,20 @@ class Learner:
     config: the whole configuration.
     policy: the initial policy, also the reference of the KL term; with several
       processes, its arrays are on the training mesh.
+    supervised: whether the loss is the cross-entropy of the tokens that have a
+      weight, instead of the configured objective.
 
   Raises:
     ValueError: the devices cannot run the configuration.
   """
 
-  def __init__(self, config: config_lib.ExperimentConfig, policy: hf.Policy):
+  def __init__(
+    self,
+    config: config_lib.ExperimentConfig,
+    policy: hf.Policy,
+    *,
+    supervised: bool = False,
+  ):
     self._config = config
     a = lora.attach(policy.architecture, config.lora)
     placed = placement.Placement.of(a, config)
@@ -94,7 +102,10 @@ class Learner:
     self._scored_steps = 0
     if recomputes:
       self._scored_steps = curriculum.steps_per_rollout - self._first_is_old
-    loss = train_step.grpo_loss(a, config.objective, **scoring)
+    if supervised:
+      loss = train_step.cross_entropy_loss(a, compute=scoring["compute"])
+    else:
+      loss = train_step.grpo_loss(a, config.objective, **scoring)
     self._estimator: ppo.Estimator | None = None
     if critic is not None:
       loss = ppo.with_critic(loss, a, critic, compute=scoring["compute"])

@@ -288,7 +288,8 @@ class Trainer:
       True at the end of training; False if `stop` ended it and it was saved.
 
     Raises:
-      health.NotFiniteError, health.WrongWeightsError, sampler.StaleError.
+      health.NotFiniteError, health.WrongWeightsError, sampler.StaleError,
+      health.NoGradientError.
       health.FailedEpisodesError: earlier training is saved first.
       types.EngineError: the engine refused new weights, or has different ones.
         Earlier training is saved first.
@@ -462,7 +463,12 @@ class Trainer:
     def measure() -> dict[str, float]:
       assert sampled is not None
       values = self._measured(sampled, steps, packed, seconds)
-      self._monitor.rollout(values)
+      scored = sampled.scored
+      self._monitor.rollout(
+        values,
+        next((t for g in scored.groups if g for t in g.trajectories), None),
+        turns_differ=any(x.any() for x in scored.turns.values()),
+      )
       return values
 
     return steps, processes.on_main(measure)

@@ -200,12 +200,22 @@ def grpo_loss(
   return loss_fn
 
 
-def cross_entropy_loss(a: architecture_lib.Architecture) -> LossFn:
-  """Returns the weighted negative log-likelihood, for supervised training."""
+def cross_entropy_loss(
+  a: architecture_lib.Architecture,
+  *,
+  compute: decoder.Compute = decoder.Compute(),  # noqa: B008
+) -> LossFn:
+  """Returns the weighted negative log-likelihood, for supervised training.
+
+  Args:
+    a: the architecture; with adapters, only these are trained, and `reference`
+      is their frozen base.
+    compute: as for `decoder.forward`.
+  """
 
   def loss_fn(params, reference, rows):
-    del reference
-    logp, _ = logprobs.token_logprobs(params, a, *rows.inputs)
+    policy = params if a.lora is None else lora.combine(reference, params)
+    logp, _ = logprobs.token_logprobs(policy, a, *rows.inputs, compute=compute)
     return -jnp.sum(rows.weight * logp), {}
 
   return loss_fn

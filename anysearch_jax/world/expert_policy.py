@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from anysearch_jax import types
 from anysearch_jax.policy import tokenizer as tokenizer_lib
+from anysearch_jax.rollout import scripted
 from anysearch_jax.world import optimum, world_tokenizer
 from anysearch_jax.world import world as world_lib
 
@@ -52,21 +53,9 @@ class ScriptedEngine:
   async def generate(self, request: types.GenerateRequest) -> types.Generation:
     """Returns the scripted turn, truncated to `max_tokens`."""
     turn_text = self._say(request, self._codec.decode(request.token_ids))
-    text = request.cut(turn_text)
-    finish = types.Finish.STOP
-    if text is None:
-      text = turn_text
-      finish = types.Finish.END_OF_TURN
-    ids = self._codec.encode(text)
-    if finish is types.Finish.END_OF_TURN:
-      ids.append(min(self._codec.end_of_turn_ids))
-    if len(ids) > request.max_tokens:
-      ids = ids[: request.max_tokens]
-      finish = types.Finish.LENGTH
-      text = self._codec.decode(ids)
-    self.counters["sampled_tokens"] += len(ids)
-    n = len(ids)
-    return types.Generation(tuple(ids), (0.0,) * n, text, finish, (0,) * n)
+    turn = scripted.generation(turn_text, request, self._codec)
+    self.counters["sampled_tokens"] += len(turn.token_ids)
+    return turn
 
   def release(self, address: types.Address) -> None:
     """Does nothing: this engine keeps no cache."""

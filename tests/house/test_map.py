@@ -35,6 +35,7 @@ TRUNK = tuple(
 )
 # What can be removed without an edit of the trunk.
 BRANCHES = (
+  "anysearch_jax/demonstrations/",
   "anysearch_jax/methods/",
   "anysearch_jax/generative_retrieval/",
   "anysearch_jax/report/",

@@ -455,3 +455,19 @@ def test_prepared_questions_are_read_whole(questions, tmp_path):
   assert good.level == findings.OK and "train 1" in good.found
   assert missing.level == findings.WARNING
   assert "no evaluation split" in missing.found
+
+
+def test_played_episodes_tell_whether_a_training_would_learn(tmp_path):
+  episode = {"max_generated": 40}
+  searching = with_(CONFIG, name="graded", episode=episode, group=4)
+  found = checks(searching, tmp_path, episodes=8).play()
+  assert found.level == findings.OK
+  assert found.found.startswith("played 8 episodes. The mean reward is ")
+  # One token is no answer, so all rewards are equal.
+  short = with_(searching, episode={"max_generated": 1})
+  found = checks(short, tmp_path, episodes=8).play()
+  assert found.level == findings.PROBLEM
+  assert "found equal rewards in each of 2 groups" in found.found
+  assert "100% truncated" in found.found and "anysearch sft" in found.todo
+  names = [name for name, _ in checks(short, tmp_path, episodes=8).all()]
+  assert "play" not in names  # The check of the policy has not passed.

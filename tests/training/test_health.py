@@ -8,8 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import spoken
 
 from anysearch_jax import config as config_lib
+from anysearch_jax import types
 from anysearch_jax.training import collection, health
 
 CONFIG = config_lib.ExperimentConfig(
@@ -180,3 +182,51 @@ def test_a_stale_window_is_named(said, phases, counts, fixed, found):
   assert len(said) == found
   if found:
     assert "Rollout 3: budget 3 had no episode for 3 rollouts" in said[0]
+
+
+EQUAL = {
+  "policy/advantage_share": 0.0,
+  "reward/total": 0.0,
+  "reward/em": 0.0,
+  "reward/format": 0.0,
+  "rollout/truncated": 0.75,
+  "rollout/invalid": 0.25,
+  "rollout/searches": 0.0,
+}
+
+
+def test_equal_rewards_stop_a_run_with_their_cause_and_an_episode(watching):
+  question = types.Question("q", "Where?", ("Lund",))
+  episode = spoken.trajectory(question, ("<answer>Beijing</answer>", None))
+  for rollout in range(4):
+    watching.rollout(FINE | EQUAL | {"rollout": rollout}, episode)
+  with pytest.raises(health.NoGradientError) as error:
+    watching.rollout(FINE | EQUAL | {"rollout": 4}, episode)
+  for words in (
+    "5 rollouts in a row (watch.equal_rollouts)",
+    "The mean reward is 0; of the episodes 0% right, 0% well formed, 75% "
+    "truncated, 25% invalid, with 0 searches each.",
+    "4 searches allowed for 'Where?': '<answer>Beijing</answer>'",
+    "anysearch sft",
+  ):
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "between", [{"values": FINE}, {"values": FINE | EQUAL, "turns_differ": True}]
+)
+def test_a_rollout_that_teaches_begins_the_count_anew(watching, between):
+  for rollout in range(12):
+    if rollout % 4 == 3:
+      values = between["values"] | {"rollout": rollout}
+      turns_differ = between.get("turns_differ", False)
+      watching.rollout(values, turns_differ=turns_differ)
+    else:
+      watching.rollout(FINE | EQUAL | {"rollout": rollout})
+
+
+def test_equal_rewards_may_be_allowed(said):
+  watch = dataclasses.replace(CONFIG.watch, equal_rollouts=0)
+  watching = monitor(said, watch=watch)
+  for rollout in range(9):
+    watching.rollout(FINE | EQUAL | {"rollout": rollout})

@@ -1,0 +1,1 @@
+"""Episodes to imitate: written from evidence, or chosen from played ones."""

@@ -1,0 +1,222 @@
+"""Chains of searches that lead to a question's known answer.
+
+A chain asks the real retriever, so its passages are those that the policy will
+see. It begins with the question itself. Later queries are ones that a policy
+could write too: sub-questions of the row, and titles of passages with evidence
+that occur in what was read. It stops when the evidence is there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from anysearch_jax import types
+from anysearch_jax.data import evidence
+from anysearch_jax.environment import protocol, scoring
+
+Search = Callable[[str], Awaitable[Sequence[types.Passage]]]
+
+# What a chain answers if its searches did not show the answer. It is wrong, so
+# the episode is not imitated.
+UNKNOWN = "unknown"
+_QUOTE_CHARACTERS = 160
+_BEFORE_ANSWER = 60  # Characters of a quote that was cut, before the answer.
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_BRACKETS = re.compile(r"\s*\([^)]*\)")
+
+
+class Turn(NamedTuple):
+  """A thought, and the query or the answer that follows it."""
+
+  thought: str
+  action: str
+  is_answer: bool = False
+
+
+class _Evidence:
+  """The passages that a row names, and whether they tell the answer.
+
+  Attributes:
+    passages: (id, title) of each; either may be "".
+  """
+
+  def __init__(self, question: types.Question):
+    metadata = question.metadata
+    ids = [str(id_) for id_ in metadata.get("gold_doc_ids", ())]
+    supporting = metadata.get("supporting", ())
+    titles = [_plain_title(passage["title"]) for passage in supporting]
+    self.passages = tuple(itertools.zip_longest(ids, titles, fillvalue=""))
+    self._answers = question.golden_answers
+    texts = evidence.of_metadata(metadata)[0]
+    # The answer to a comparison, such as "yes", is in no passage.
+    self._is_told = not texts or any(map(self.tells, texts))
+    hops = metadata.get("hops") or 1
+    self._needs_all = bool(self.passages) and (hops > 1 or not self._is_told)
+
+  def tells(self, text: str) -> bool:
+    """Returns whether a text contains an accepted answer."""
+    return scoring.contains(text, self._answers)
+
+  def missing(self, passages: Sequence[types.Passage]) -> list[tuple[str, str]]:
+    """Returns those that are not among the passages."""
+    shown_ids = {passage.id for passage in passages}
+    shown_titles = {_plain_title(passage.title) for passage in passages}
+    return [
+      (id_, title)
+      for id_, title in self.passages
+      if not (id_ in shown_ids or (not id_ and title in shown_titles))
+    ]
+
+  def supports(self, passages: Sequence[types.Passage]) -> bool:
+    """Returns whether the passages justify the answer."""
+    if self._is_told:
+      return any(self.tells(passage.contents) for passage in passages)
+    return not self.missing(passages)
+
+  def is_complete(self, passages: Sequence[types.Passage]) -> bool:
+    """Returns whether another search adds nothing."""
+    if self._needs_all and self.missing(passages):
+      return False
+    return self.supports(passages)
+
+
+async def turns(
+  question: types.Question, *, budget: int, search: Search
+) -> list[Turn]:
+  """Returns the turns of an episode that answers from what its searches show.
+
+  With a budget of 0 it answers from nothing.
+
+  Args:
+    question: names its evidence, or only its answers.
+    budget: number of searches allowed.
+    search: returns the passages for a query.
+  """
+  gold = _Evidence(question)
+  shown: list[types.Passage] = []
+  queries: list[str] = []
+  steps: list[Turn] = []
+  while len(queries) < budget and not gold.is_complete(shown):
+    found = await _next_search(question, gold, shown, queries, search)
+    if found is None:
+      break
+    query, passages = found
+    thought = f"{budget - len(queries)} of {budget} searches left."
+    if queries:
+      thought += " Not enough yet."
+    steps.append(Turn(thought, query))
+    queries.append(query)
+    shown += passages
+  return [*steps, _answer(question, gold, shown, searched=bool(budget))]
+
+
+async def _next_search(
+  question: types.Question,
+  gold: _Evidence,
+  shown: Sequence[types.Passage],
+  queries: Sequence[str],
+  search: Search,
+) -> tuple[str, Sequence[types.Passage]] | None:
+  """Returns the next query that adds evidence, with its passages.
+
+  The first search of a chain may add none; later ones must. None if no query
+  does.
+  """
+  before = (gold.supports(shown), -len(gold.missing(shown)))
+  for query in _queries(question, gold, shown):
+    if query in queries:
+      continue
+    passages = await search(query)
+    together = [*shown, *passages]
+    after = (gold.supports(together), -len(gold.missing(together)))
+    if not queries or after > before:
+      return query, passages
+  return None
+
+
+def _queries(
+  question: types.Question, gold: _Evidence, shown: Sequence[types.Passage]
+) -> Iterator[str]:
+  """Yields the queries that a policy could write by now, the best first."""
+  yield question.text
+  for group in evidence.of_metadata(question.metadata)[1]:
+    yield group[0]
+  context = "\n".join([question.text, *(passage.text for passage in shown)])
+  for _, title in gold.missing(shown):
+    name = _BRACKETS.sub("", title)
+    if name and scoring.contains(context, [name]):
+      yield title
+
+
+def _answer(
+  question: types.Question,
+  gold: _Evidence,
+  shown: Sequence[types.Passage],
+  *,
+  searched: bool,
+) -> Turn:
+  """Returns the last turn: a quote, and the accepted answer that is in it."""
+  answer = question.golden_answers[0] if question.golden_answers else UNKNOWN
+  if not searched:
+    return Turn("No search. From memory.", answer, is_answer=True)
+  if not gold.supports(shown):
+    return Turn("Not found.", UNKNOWN, is_answer=True)
+  quotes = [
+    sentence
+    for passage in shown
+    for sentence in _SENTENCE_END.split(
+      " ".join(f"{_plain_title(passage.title)}: {passage.text}".split())
+    )
+    if gold.tells(sentence)
+  ]
+  if not quotes:
+    titles = [_plain_title(passage.title) for passage in shown]
+    named = [title for _, title in gold.passages if title in titles]
+    return Turn(f"From {' and '.join(named)}.", answer, is_answer=True)
+  asked = set(scoring.normalize_answer(question.text).split())
+
+  def overlap(sentence: str) -> int:
+    return len(asked & set(scoring.normalize_answer(sentence).split()))
+
+  quote = max(quotes, key=overlap)
+  # Aliases differ in case; one that the quote spells is learned by copying.
+  answer = min(
+    (
+      alias
+      for alias in question.golden_answers
+      if scoring.contains(quote, [alias])
+    ),
+    key=lambda alias: alias not in quote,
+  )
+  return Turn(_cut(quote, answer), answer, is_answer=True)
+
+
+def _cut(quote: str, answer: str) -> str:
+  """Returns the part of a long quote that is around the answer."""
+  if len(quote) <= _QUOTE_CHARACTERS:
+    return quote
+  start = max(0, quote.lower().find(answer.lower()) - _BEFORE_ANSWER)
+  start = quote.find(" ", start) + 1 if start else 0
+  cut = quote[start : start + _QUOTE_CHARACTERS]
+  return cut.rpartition(" ")[0]
+
+
+def _plain_title(title: str) -> str:
+  return " ".join(title.strip(' "').split())
+
+
+def written(turn: Turn, control_tokens: Sequence[str]) -> str:
+  """Returns a turn as the policy would write it, in tags.
+
+  Args:
+    turn: the turn.
+    control_tokens: texts that a turn must not contain, see
+      `protocol.neutralise`.
+  """
+  name = "answer" if turn.is_answer else protocol.SEARCH
+  thought = protocol.neutralise(turn.thought, control_tokens)
+  action = protocol.neutralise(turn.action, control_tokens)
+  return f"<think>{thought}</think>\n<{name}>{action}</{name}>"
