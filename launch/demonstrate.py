@@ -223,19 +223,19 @@ def _choose(folder: pathlib.Path, *, pareto: bool) -> dict[str, Any]:
   from anysearch_jax.evaluation import harness, journal
 
   rows = list(journal.read(folder / "played" / harness.EPISODES))
-  kept, reasons = selection.chosen(rows, pareto=pareto)
-  if not kept:
+  kept_rows, reasons = selection.chosen(rows, pareto=pareto)
+  if not kept_rows:
     raise ValueError(
       f"{folder}: found no right and well-formed episode among {len(rows)}; "
       "expected some. Look at played/episodes.jsonl, and try another policy, "
       "more --seeds, or --source=evidence."
     )
-  records.write(folder / harness.EPISODES, kept)
+  records.write(folder / harness.EPISODES, kept_rows)
   cells = [
     {"dataset": dataset, "budget": budget, **cell._asdict()}
     for (dataset, budget), cell in selection.counted(rows, reasons).items()
   ]
-  summary = {"played": len(rows), "kept": len(kept), "cells": cells}
+  summary = {"played": len(rows), "kept": len(kept_rows), "cells": cells}
   json_files.write(folder / _SUMMARY, summary)
   return summary
 
@@ -245,13 +245,13 @@ def _table(cells: Sequence[Mapping[str, Any]]) -> str:
   lines = [f"{'':24}   kept  searches  tokens  dropped"]
   for cell in cells:
     name = f"{cell['dataset']} budget {cell['budget']}"
-    kept = max(cell["kept"], 1)
+    kept_count = max(cell["kept"], 1)
     dropped = ", ".join(
       f"{count} {reason}" for reason, count in sorted(cell["dropped"].items())
     )
     lines.append(
-      f"{name:24} {cell['kept']:6}  {cell['searches'] / kept:8.2f}  "
-      f"{cell['tokens'] / kept:6.0f}  {dropped}".rstrip()
+      f"{name:24} {cell['kept']:6}  {cell['searches'] / kept_count:8.2f}  "
+      f"{cell['tokens'] / kept_count:6.0f}  {dropped}".rstrip()
     )
   return "\n".join(lines)
 

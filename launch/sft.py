@@ -259,12 +259,12 @@ def _train(
   line = progress.Line(config.sft.steps, unit="step")
 
   def tick(step: int, values: dict[str, float]) -> None:
-    shown = " ".join(
+    note = " ".join(
       f"{name} {values[metric]:.3g}"
       for name, metric in _LINE_METRICS.items()
       if metric in values
     )
-    line.tick(step, shown)
+    line.tick(step, note)
 
   def note(step: int, changes: Sequence[config_settings.Change]) -> None:
     run_history.record_start(

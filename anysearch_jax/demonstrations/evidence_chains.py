@@ -96,27 +96,32 @@ async def turns(
     search: returns the passages for a query.
   """
   gold = _Evidence(question)
-  shown: list[types.Passage] = []
+  seen: list[types.Passage] = []
   queries: list[str] = []
   steps: list[Turn] = []
-  while len(queries) < budget and not gold.is_complete(shown):
-    found = await _next_search(question, gold, shown, queries, search)
-    if found is None:
+  while len(queries) < budget and not gold.is_complete(seen):
+    next_search = await _next_search(
+      question, gold, seen, queries, search
+    )
+    if next_search is None:
       break
-    query, passages = found
+    query, passages = next_search
     thought = f"{budget - len(queries)} of {budget} searches left."
     if queries:
       thought += " Not enough yet."
     steps.append(Turn(thought, query))
     queries.append(query)
-    shown += passages
-  return [*steps, _answer(question, gold, shown, searched=bool(budget))]
+    seen += passages
+  return [
+    *steps,
+    _answer(question, gold, seen, searched=bool(budget)),
+  ]
 
 
 async def _next_search(
   question: types.Question,
   gold: _Evidence,
-  shown: Sequence[types.Passage],
+  seen: Sequence[types.Passage],
   queries: Sequence[str],
   search: Search,
 ) -> tuple[str, Sequence[types.Passage]] | None:
@@ -125,27 +130,34 @@ async def _next_search(
   The first search of a chain may add none; later ones must. None if no query
   does.
   """
-  before = (gold.supports(shown), -len(gold.missing(shown)))
-  for query in _queries(question, gold, shown):
+  evidence_before = (
+    gold.supports(seen),
+    -len(gold.missing(seen)),
+  )
+  for query in _queries(question, gold, seen):
     if query in queries:
       continue
     passages = await search(query)
-    together = [*shown, *passages]
-    after = (gold.supports(together), -len(gold.missing(together)))
-    if not queries or after > before:
+    together = [*seen, *passages]
+    evidence_after = (gold.supports(together), -len(gold.missing(together)))
+    if not queries or evidence_after > evidence_before:
       return query, passages
   return None
 
 
 def _queries(
-  question: types.Question, gold: _Evidence, shown: Sequence[types.Passage]
+  question: types.Question,
+  gold: _Evidence,
+  seen: Sequence[types.Passage],
 ) -> Iterator[str]:
   """Yields the queries that a policy could write by now, the best first."""
   yield question.text
   for group in evidence.of_metadata(question.metadata)[1]:
     yield group[0]
-  context = "\n".join([question.text, *(passage.text for passage in shown)])
-  for _, title in gold.missing(shown):
+  context = "\n".join(
+    [question.text, *(passage.text for passage in seen)]
+  )
+  for _, title in gold.missing(seen):
     name = _BRACKETS.sub("", title)
     if name and scoring.contains(context, [name]):
       yield title
@@ -154,7 +166,7 @@ def _queries(
 def _answer(
   question: types.Question,
   gold: _Evidence,
-  shown: Sequence[types.Passage],
+  seen: Sequence[types.Passage],
   *,
   searched: bool,
 ) -> Turn:
@@ -162,24 +174,24 @@ def _answer(
   answer = question.golden_answers[0] if question.golden_answers else UNKNOWN
   if not searched:
     return Turn("No search. From memory.", answer, is_answer=True)
-  if not gold.supports(shown):
+  if not gold.supports(seen):
     return Turn("Not found.", UNKNOWN, is_answer=True)
   quotes = [
     sentence
-    for passage in shown
+    for passage in seen
     for sentence in _SENTENCE_END.split(
       " ".join(f"{_plain_title(passage.title)}: {passage.text}".split())
     )
     if gold.tells(sentence)
   ]
   if not quotes:
-    titles = [_plain_title(passage.title) for passage in shown]
-    named = [title for _, title in gold.passages if title in titles]
-    return Turn(f"From {' and '.join(named)}.", answer, is_answer=True)
-  asked = set(scoring.normalize_answer(question.text).split())
+    titles = [_plain_title(passage.title) for passage in seen]
+    named_titles = [title for _, title in gold.passages if title in titles]
+    return Turn(f"From {' and '.join(named_titles)}.", answer, is_answer=True)
+  question_words = set(scoring.normalize_answer(question.text).split())
 
   def overlap(sentence: str) -> int:
-    return len(asked & set(scoring.normalize_answer(sentence).split()))
+    return len(question_words & set(scoring.normalize_answer(sentence).split()))
 
   quote = max(quotes, key=overlap)
   # Aliases differ in case; one that the quote spells is learned by copying.

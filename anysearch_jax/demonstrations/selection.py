@@ -51,19 +51,19 @@ def chosen(rows: Iterable[Row], *, pareto: bool) -> tuple[list[Row], list[str]]:
     for place, row in enumerate(rows)
     if not reasons[place]
   )
-  taken: set[tuple[str, tuple[int, str]]] = set()
+  chosen_cells: set[tuple[str, tuple[int, str]]] = set()
   fewest: dict[str, int] = collections.defaultdict(lambda: 1 << 30)
   for budget, searches, _, place in ordered:
     question = rows[place]["question_id"]
-    if (question, budget) in taken:
+    if (question, budget) in chosen_cells:
       reasons[place] = "costlier than another"
     elif pareto and fewest[question] < searches:
       reasons[place] = "right with fewer searches at a lower budget"
     else:
-      taken.add((question, budget))
+      chosen_cells.add((question, budget))
       fewest[question] = min(fewest[question], searches)
-  kept = [row for row, reason in zip(rows, reasons) if not reason]
-  return kept, reasons
+  kept_rows = [row for row, reason in zip(rows, reasons) if not reason]
+  return kept_rows, reasons
 
 
 def _fault(row: Row) -> str:
@@ -92,7 +92,7 @@ def counted(
     rows: played episodes.
     reasons: for each of them, as `chosen` returns them.
   """
-  kept: Counter[tuple[str, int]] = Counter()
+  kept_counts: Counter[tuple[str, int]] = Counter()
   searches: Counter[tuple[str, int]] = Counter()
   tokens: Counter[tuple[str, int]] = Counter()
   dropped: dict[tuple[str, int], Counter[str]] = {}
@@ -102,10 +102,10 @@ def counted(
     if reason:
       reasons_of_cell[reason] += 1
       continue
-    kept[key] += 1
+    kept_counts[key] += 1
     searches[key] += row["searches"]
     tokens[key] += row["generated_tokens"]
   return {
-    key: Cell(kept[key], searches[key], tokens[key], dict(dropped[key]))
+    key: Cell(kept_counts[key], searches[key], tokens[key], dict(dropped[key]))
     for key in sorted(dropped)
   }

@@ -112,10 +112,12 @@ def describe_rewards(
   if trajectory is None:
     return sentence
   text = "".join(span.text for span in trajectory.spans)
-  shown = text[:_SHOWN_CHARACTERS] + "..." * (len(text) > _SHOWN_CHARACTERS)
+  excerpt = text[:_SHOWN_CHARACTERS]
+  if len(text) > _SHOWN_CHARACTERS:
+    excerpt += "..."
   return (
     f"{sentence} One of them, with {trajectory.budget} searches allowed for "
-    f"{trajectory.question.text!r}: {shown!r}."
+    f"{trajectory.question.text!r}: {excerpt!r}."
   )
 
 

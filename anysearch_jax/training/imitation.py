@@ -110,16 +110,16 @@ def encode_all(
   return demonstrations, left_out
 
 
-def examples(chosen: Sequence[Demonstration]) -> list[batching.Example]:
+def examples(demonstrations: Sequence[Demonstration]) -> list[batching.Example]:
   """Returns demonstrations as examples of a step, whose weights sum to 1."""
-  total = sum(int(d.by_model[1:].sum()) for d in chosen)
+  total = sum(int(d.by_model[1:].sum()) for d in demonstrations)
   return [
     batching.Example(
       d.token_ids,
       d.by_model.astype(np.float32) / total,
       np.zeros(len(d.token_ids), np.float32),
     )
-    for d in chosen
+    for d in demonstrations
   ]
 
 
@@ -274,19 +274,19 @@ class Trainer:
       writer.keep_before(first)
       for step in range(first, config.sft.steps):
         values = self._step(step)
-        taken = step + 1
-        is_last = taken == config.sft.steps
+        steps_taken = step + 1
+        is_last = steps_taken == config.sft.steps
         every = config.sft.play_every
-        if every and (is_last or taken % every == 0):
+        if every and (is_last or steps_taken % every == 0):
           values |= self._play()
         is_late = self._pace.rollout()
         is_stopped = self._stopping.is_set()
-        writer.write(taken, values, [])
-        on_step(taken, values)
-        is_due = is_last or taken % config.save_every == 0 or is_late
+        writer.write(steps_taken, values, [])
+        on_step(steps_taken, values)
+        is_due = is_last or steps_taken % config.save_every == 0 or is_late
         if is_due or is_stopped:
           self._pace.saved()
-          checkpoints.save(self._saved(taken), -math.inf)
+          checkpoints.save(self._saved(steps_taken), -math.inf)
         if is_stopped and not is_last:
           return False
     metrics.export(
@@ -304,15 +304,17 @@ class Trainer:
     began = self._clock()
     size = self._config.sft.demonstrations
     start = step * size
-    chosen = [self._stream[i] for i in range(start, start + size)]
+    demonstrations = [self._stream[i] for i in range(start, start + size)]
     packed = batching.pack(
-      examples(chosen),
+      examples(demonstrations),
       config=self._config.batch,
       multiple=self._learner.placement.row_multiple,
     )
     (values,) = self._learner.steps([packed])
     seconds = self._clock() - began
-    tokens = sum(len(demonstration.token_ids) for demonstration in chosen)
+    tokens = sum(
+      len(demonstration.token_ids) for demonstration in demonstrations
+    )
     return {
       "rollout": step,
       "step": step + 1,
@@ -444,11 +446,11 @@ class Trainer:
       progress={},
     )
     saved = checkpoints.restore(newest, like)
-    found = saved.progress.get("demonstrations")
+    trained_on = saved.progress.get("demonstrations")
     expected = len(self._stream.rows)  # type: ignore[attr-defined]
-    if found != expected:
+    if trained_on != expected:
       raise checkpoint.MismatchError(
-        f"The checkpoint of step {newest} was trained on {found} "
+        f"The checkpoint of step {newest} was trained on {trained_on} "
         f"demonstrations, expected {expected}. Resume with those that the "
         "training began with, or name another folder."
       )
