@@ -100,10 +100,10 @@ async def turns(
   queries: list[str] = []
   steps: list[Turn] = []
   while len(queries) < budget and not gold.is_complete(shown):
-    found = await _next_search(question, gold, shown, queries, search)
-    if found is None:
+    next_search = await _next_search(question, gold, shown, queries, search)
+    if next_search is None:
       break
-    query, passages = found
+    query, passages = next_search
     thought = f"{budget - len(queries)} of {budget} searches left."
     if queries:
       thought += " Not enough yet."

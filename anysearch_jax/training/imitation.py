@@ -444,11 +444,11 @@ class Trainer:
       progress={},
     )
     saved = checkpoints.restore(newest, like)
-    found = saved.progress.get("demonstrations")
+    stored_count = saved.progress.get("demonstrations")
     expected = len(self._stream.rows)  # type: ignore[attr-defined]
-    if found != expected:
+    if stored_count != expected:
       raise checkpoint.MismatchError(
-        f"The checkpoint of step {newest} was trained on {found} "
+        f"The checkpoint of step {newest} was trained on {stored_count} "
         f"demonstrations, expected {expected}. Resume with those that the "
         "training began with, or name another folder."
       )
