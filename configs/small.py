@@ -15,9 +15,9 @@ Presets, `--config=configs/small.py:<preset>`:
 Questions from data/mine (launch.prepare_data), passages from indexes/mine
 (launch.build_index).
 Hardware: 4 GB of memory for smollm2-cpu, 8 GB for qwen2_5_0_5b-cpu.
-Measured, smollm2-cpu: a step of `sft` (16 demonstrations, 4,900 tokens) took 56 s
-on two cores beside other work, 88 tokens a second. The other presets have not
-been run.
+Measured, smollm2-cpu: a step of `sft` (16 demonstrations, 4,700 tokens) took
+54 s on two cores beside other work, 88 tokens a second. The other presets have
+not been run.
 """
 
 from __future__ import annotations

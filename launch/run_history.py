@@ -22,7 +22,13 @@ _PROVENANCE = "provenance.json"
 # A run cannot resume with another policy, other questions or other texts.
 # Another retriever is only a change of learning, because its identity may
 # change although the corpus is the same, for example with the server's address.
-_IDENTITY = (*("policy", "questions", "prompts", "evidence", "demonstrations"),)
+_IDENTITY = (
+  "policy",
+  "questions",
+  "prompts",
+  "evidence",
+  "demonstrations",
+)
 
 
 def begin(

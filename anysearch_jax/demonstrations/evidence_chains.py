@@ -100,9 +100,7 @@ async def turns(
   queries: list[str] = []
   steps: list[Turn] = []
   while len(queries) < budget and not gold.is_complete(seen):
-    next_search = await _next_search(
-      question, gold, seen, queries, search
-    )
+    next_search = await _next_search(question, gold, seen, queries, search)
     if next_search is None:
       break
     query, passages = next_search
@@ -154,9 +152,7 @@ def _queries(
   yield question.text
   for group in evidence.of_metadata(question.metadata)[1]:
     yield group[0]
-  context = "\n".join(
-    [question.text, *(passage.text for passage in seen)]
-  )
+  context = "\n".join([question.text, *(passage.text for passage in seen)])
   for _, title in gold.missing(seen):
     name = _BRACKETS.sub("", title)
     if name and scoring.contains(context, [name]):
