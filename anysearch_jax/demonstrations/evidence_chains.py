@@ -96,11 +96,13 @@ async def turns(
     search: returns the passages for a query.
   """
   gold = _Evidence(question)
-  seen: list[types.Passage] = []
+  shown_passages: list[types.Passage] = []
   queries: list[str] = []
   steps: list[Turn] = []
-  while len(queries) < budget and not gold.is_complete(seen):
-    next_search = await _next_search(question, gold, seen, queries, search)
+  while len(queries) < budget and not gold.is_complete(shown_passages):
+    next_search = await _next_search(
+      question, gold, shown_passages, queries, search
+    )
     if next_search is None:
       break
     query, passages = next_search
@@ -109,17 +111,17 @@ async def turns(
       thought += " Not enough yet."
     steps.append(Turn(thought, query))
     queries.append(query)
-    seen += passages
+    shown_passages += passages
   return [
     *steps,
-    _answer(question, gold, seen, searched=bool(budget)),
+    _answer(question, gold, shown_passages, searched=bool(budget)),
   ]
 
 
 async def _next_search(
   question: types.Question,
   gold: _Evidence,
-  seen: Sequence[types.Passage],
+  shown_passages: Sequence[types.Passage],
   queries: Sequence[str],
   search: Search,
 ) -> tuple[str, Sequence[types.Passage]] | None:
@@ -129,14 +131,14 @@ async def _next_search(
   does.
   """
   evidence_before = (
-    gold.supports(seen),
-    -len(gold.missing(seen)),
+    gold.supports(shown_passages),
+    -len(gold.missing(shown_passages)),
   )
-  for query in _queries(question, gold, seen):
+  for query in _queries(question, gold, shown_passages):
     if query in queries:
       continue
     passages = await search(query)
-    together = [*seen, *passages]
+    together = [*shown_passages, *passages]
     evidence_after = (gold.supports(together), -len(gold.missing(together)))
     if not queries or evidence_after > evidence_before:
       return query, passages
@@ -146,14 +148,16 @@ async def _next_search(
 def _queries(
   question: types.Question,
   gold: _Evidence,
-  seen: Sequence[types.Passage],
+  shown_passages: Sequence[types.Passage],
 ) -> Iterator[str]:
   """Yields the queries that a policy could write by now, the best first."""
   yield question.text
   for group in evidence.of_metadata(question.metadata)[1]:
     yield group[0]
-  context = "\n".join([question.text, *(passage.text for passage in seen)])
-  for _, title in gold.missing(seen):
+  context = "\n".join(
+    [question.text, *(passage.text for passage in shown_passages)]
+  )
+  for _, title in gold.missing(shown_passages):
     name = _BRACKETS.sub("", title)
     if name and scoring.contains(context, [name]):
       yield title
@@ -162,7 +166,7 @@ def _queries(
 def _answer(
   question: types.Question,
   gold: _Evidence,
-  seen: Sequence[types.Passage],
+  shown_passages: Sequence[types.Passage],
   *,
   searched: bool,
 ) -> Turn:
@@ -170,18 +174,18 @@ def _answer(
   answer = question.golden_answers[0] if question.golden_answers else UNKNOWN
   if not searched:
     return Turn("No search. From memory.", answer, is_answer=True)
-  if not gold.supports(seen):
+  if not gold.supports(shown_passages):
     return Turn("Not found.", UNKNOWN, is_answer=True)
   quotes = [
     sentence
-    for passage in seen
+    for passage in shown_passages
     for sentence in _SENTENCE_END.split(
       " ".join(f"{_plain_title(passage.title)}: {passage.text}".split())
     )
     if gold.tells(sentence)
   ]
   if not quotes:
-    titles = [_plain_title(passage.title) for passage in seen]
+    titles = [_plain_title(passage.title) for passage in shown_passages]
     named_titles = [title for _, title in gold.passages if title in titles]
     return Turn(f"From {' and '.join(named_titles)}.", answer, is_answer=True)
   question_words = set(scoring.normalize_answer(question.text).split())

@@ -31,15 +31,15 @@ from anysearch_jax.config import settings
 from anysearch_jax.methods import systems
 
 LIMITS = {
-  "nodes": 258_000,
+  "nodes": 259_500,
   "dense forms": 0,
   "functions that bind an empty name": 35,
   "public functions without Args": 0,
   "circles of files": 0,
-  "files that take the whole configuration": 44,
-  "settings": 216,
-  "flags": 150,
-  "commands": 17,
+  "files that take the whole configuration": 47,
+  "settings": 222,
+  "flags": 153,
+  "commands": 19,
   "words in README.md": 700,
 }
 # Files that a question enters, in a run and in a service.
