@@ -45,6 +45,8 @@ _QUERY_LABEL = re.compile(
   r"\A(?:(?:the |my |next )?(?:search )?query(?: is)?|search(?: for)?)\s*:",
   re.I,
 )
+# The number of a passage, which some copy.
+_NUMBER = re.compile(r"\A\s*\[\d+\]\s*")
 # A reply of one of these words asks for no search.
 _ENOUGH = frozenset({"answer", "done", "enough", "no", "none", "nothing", ""})
 
@@ -79,8 +81,7 @@ def step(
     return episode.finish(waiting, types.Outcome.FAILED, event.reason)
   if isinstance(event, types.Generation):
     query = _read_query(event.text)
-    is_new = query.casefold() not in map(str.casefold, waiting.queries)
-    if query.casefold() in _ENOUGH or not is_new:
+    if _finds_nothing_new(waiting, query):
       return _ask_for_answer(waiting)
     return _search(waiting, query)
   charged, _ = episode.charge_search(waiting, event.passages)
@@ -233,10 +234,19 @@ def _fill(
   return _SLOT.sub(lambda slot: values[slot[1]], template)
 
 
+def _finds_nothing_new(begun: episode_state.Episode, query: str) -> bool:
+  """Returns whether a query is none, repeats one, or names a shown passage."""
+  passages = citations.citable_passages(begun.observations).values()
+  heads = map(citations.head, passages)
+  known_texts = map(str.casefold, (*_ENOUGH, *begun.queries, *heads))
+  return query.casefold() in known_texts
+
+
 def _read_query(text: str) -> str:
   """Returns the query of a reply: its first line, without what is around it."""
   text = _TAGS.sub("", without_reasoning(text)).strip()
   line = text.splitlines()[0] if text else ""
+  line = _NUMBER.sub("", line)
   unlabelled = _QUERY_LABEL.sub("", line.strip(_QUERY_QUOTES))
   return unlabelled.strip(_QUERY_QUOTES + ".")
 

@@ -95,6 +95,7 @@ def test_each_request_is_a_conversation_with_all_passages():
   [
     ("rent", "rent"),
     ('Search query: "rent".', "rent"),
+    ("[1] rent", "rent"),
     ("<think>hm</think>\n<search>rent</search>", "rent"),
     ("\n`rent`\nIt is missing.", "rent"),
   ],
@@ -104,7 +105,9 @@ def test_the_query_of_a_reply_is_its_first_line(query, expected):
     assert reply.trajectory.queries == (QUESTION, expected)
 
 
-@pytest.mark.parametrize("query", ["nothing", "Nothing.", "", QUESTION.upper()])
+@pytest.mark.parametrize(
+  "query", ["nothing", "Nothing.", "", QUESTION.upper(), "[1] Lease", "lease"]
+)
 def test_nothing_more_to_search_for_spends_nothing(query):
   with asked(saying(query), budget=5) as (reply, *_):
     assert reply.searches == 1
