@@ -36,8 +36,6 @@ if typing.TYPE_CHECKING:
 _KINDS = ("hf", "checkpoint", "scripted", "local")
 # The value of --scripted that is no policy but a way to ask one.
 _PLAIN_RETRIEVAL = "rag"
-# Of a server's context; tokens are counted by an estimate.
-_CONTEXT_SHARE = 0.9
 # Where OpenAI's own clients find the address of a server.
 _BASE_URL = "OPENAI_BASE_URL"
 
@@ -214,12 +212,7 @@ def read_flags(
     name = f"{local.model}@local"
     identity = {**opened.identity, "openai": name}
     opened = opened._replace(name=name, identity=identity)
-  if opened.context:
-    context = int(_CONTEXT_SHARE * opened.context)
-    config = documents.within_context(config, context)
-  config = config_lib.changed(
-    config, policy=opened.name, episode={"prompts": opened.prompts}
-  )
+  config = dataclasses.replace(opened.fit(config), policy=opened.name)
   return config, PolicyChoice("openai", opened.name, opened, local)
 
 

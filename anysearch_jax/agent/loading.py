@@ -54,7 +54,7 @@ def load(
       sampling=config.sampling,
       concurrency=config.engine.slots,
     )
-    config = config_lib.changed(config, episode={"prompts": connection.prompts})
+    config = connection.fit(config)
     engine = connection.engine
     codec = connection.codec
     try:

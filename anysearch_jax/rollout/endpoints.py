@@ -7,6 +7,7 @@ which, a probe asks the model one question and sees whether it calls the tool.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ _SHORT = (SEARCH_FIRST, PLAIN_RETRIEVAL)
 # than plain retrieval. Models from some 1.5 billion parameters on call tools.
 _SMALL_PARAMETERS = 1_500_000_000
 _LISTED_MODELS = 10  # Of a server, in an error.
+_CONTEXT_SHARE = 0.9  # That episodes use of what a server says.
 _CONTEXT_TOKENS = 16384  # Of a model whose context is unknown.
 
 
@@ -81,6 +83,21 @@ class OpenEndpoint(NamedTuple):
   prompts: str
   why: str
   context: int = 0
+
+  def fit(
+    self, config: config_lib.ExperimentConfig
+  ) -> config_lib.ExperimentConfig:
+    """Returns a configuration with the model's environment and context."""
+    limits = config.episode
+    if self.context:
+      # Tokens are counted by an estimate.
+      context = min(limits.max_context, int(_CONTEXT_SHARE * self.context))
+      generated = min(limits.max_generated, context // 2)
+      limits = dataclasses.replace(
+        limits, max_context=context, max_generated=generated
+      )
+    limits = dataclasses.replace(limits, prompts=self.prompts)
+    return dataclasses.replace(config, episode=limits)
 
 
 def default_config() -> config_lib.ExperimentConfig:
