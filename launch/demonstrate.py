@@ -1,8 +1,8 @@
 r"""Makes episodes to imitate, for `sft`.
 
-    python -m launch.demonstrate --config=configs/small.py:smollm2-cpu \
+    anysearch demonstrate --config=configs/small.py:smollm2-cpu \
         --output=runs/demonstrations
-    python -m launch.demonstrate --config=configs/small.py:smollm2-cpu \
+    anysearch demonstrate --config=configs/small.py:smollm2-cpu \
         --source=policy --openai=URL --openai_calls=tags --seeds=4 \
         --output=runs/from_a_larger_model
 
@@ -258,4 +258,19 @@ def _table(cells: Sequence[Mapping[str, Any]]) -> str:
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=(
+      "config",
+      "output",
+      "budgets",
+      "source",
+      "questions",
+      "documents",
+      "hf",
+      "openai",
+      "openai_model",
+      "seeds",
+    ),
+  )

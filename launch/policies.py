@@ -19,8 +19,6 @@ from anysearch_jax import types
 from anysearch_jax.host import json_files, loop, plugins, redaction
 from anysearch_jax.launch import (
   documents,
-  local_model,
-  local_servers,
   parts,
   retrievers,
   shipped,
@@ -31,6 +29,7 @@ from anysearch_jax.training import validation
 
 if typing.TYPE_CHECKING:
   from anysearch_jax.evaluation import harness
+  from anysearch_jax.launch import local_model
   from anysearch_jax.rollout import endpoints
 
 _KINDS = ("hf", "checkpoint", "scripted", "local")
@@ -168,6 +167,8 @@ def read_flags(
   model = f.openai_model
   has_policy = url or choices or config.policy or f.sglang
   if finds_servers and not has_policy and (f.documents or f.index):
+    from anysearch_jax.launch import local_servers
+
     served_model = local_servers.choose(model)
     url = served_model.url
     model = served_model.name
@@ -203,6 +204,8 @@ def read_flags(
       )
   local = None
   if choice.kind == "local":
+    from anysearch_jax.launch import local_model
+
     local = local_model.LocalModel(choice.name, config.episode.max_context)
     url = local.url
     model = local.model

@@ -1,9 +1,9 @@
 r"""Trains a policy on demonstrations, before reinforcement learning.
 
-    python -m launch.sft --config=configs/small.py:smollm2-cpu \
+    anysearch sft --config=configs/small.py:smollm2-cpu \
         --demonstrations=runs/small/demonstrations --output=runs/small/sft
 
-A demonstration is an episode of `launch.demonstrate` or `launch.evaluate`; what
+A demonstration is an episode of `anysearch demonstrate` or `evaluate`; what
 its policy wrote is imitated. Several folders, separated by commas, are mixed.
 The steps and rates are in `config.sft`, adapters in `config.lora`. While it
 trains, it plays questions of the evaluation's split, which must not be
@@ -62,7 +62,7 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "demonstrations",
     None,
-    "Folders of launch.demonstrate, or episodes.jsonl of evaluations.",
+    "Folders of `demonstrate`, or episodes.jsonl of evaluations.",
     required=True,
   )
 
@@ -292,9 +292,13 @@ def _train(
     ):
       return trainer.run(tick, note)
   except checkpoint.DamagedError as error:
-    sys.exit(f"launch.sft: {error}")
+    sys.exit(f"anysearch sft: {error}")
 
 
 if __name__ == "__main__":
   define_flags()
-  launch_flags.run(main, resumes=True)
+  launch_flags.run(
+    main,
+    resumes=True,
+    first_flags=("config", "demonstrations", "output", "threads", "cache"),
+  )

@@ -282,6 +282,9 @@ class Caller:
       return types.RetrievalError(f"{url}: the client was closed.")
     if not limit.is_late:
       return turns.BusyError(f"{url}: {self._gate.waited(limit)}")
+    return self._too_late(url)
+
+  def _too_late(self, url: str) -> LateError:
     return LateError(
       f"{url}: no whole answer within {self.patience.deadline:g} seconds. "
       f"{self.advice}"
@@ -376,7 +379,7 @@ class Caller:
       except TimeoutError:
         part = None if events is None else events.part()
         if part is None:
-          raise
+          raise self._too_late(url) from None
         return part
       if chunk is None:
         break

@@ -33,6 +33,12 @@ SIGNALS = {
 }
 
 
+def _restore_signals():
+  for number in SIGNALS.values():
+    signal.signal(number, signal.SIG_DFL)
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def run(tmp_path):
   """Returns a function that starts a command in a folder with notes."""
@@ -45,10 +51,13 @@ def run(tmp_path):
   }
 
   def start(arguments, **how):
+    # A shell that runs the tests in the background ignores some signals, which
+    # its children then do too, as after nohup.
     return source_tree.started(
       *("-m", "anysearch_jax.launch", *arguments),
       cwd=tmp_path,
       env=os.environ | places,
+      preexec_fn=_restore_signals,
       **how,
     )
 
