@@ -3,7 +3,7 @@ r"""Trains a policy on demonstrations, before reinforcement learning.
     anysearch sft --config=configs/small.py:smollm2-cpu \
         --demonstrations=runs/small/demonstrations --output=runs/small/sft
     anysearch sft --config=configs/small.py:smollm2-cpu --config.lora.rank=0 \
-        --demonstrations=runs/small/demonstrations --output=runs/small/all_weights
+        --demonstrations=runs/small/demonstrations --output=runs/small/whole
 
 A demonstration is an episode of `anysearch demonstrate` or `evaluate`; what
 its policy wrote is imitated. Several folders, separated by commas, are mixed.
