@@ -210,6 +210,12 @@ def validate(
     processes=processes,
   )
   if trains:
+    if of_episode(config.episode).last:
+      raise ValueError(
+        f"config.episode.prompts: found {config.episode.prompts!r}, which asks "
+        "models in several conversations, so that its answers do not follow "
+        "the text that a step trains on; expected documents or paper."
+      )
     settings.require(
       f"episode.prompts of method.name {config.method.name}",
       config.episode.prompts,

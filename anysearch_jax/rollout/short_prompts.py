@@ -2,11 +2,10 @@
 
 A conversation with tags or tools is too much for small language models: they
 write queries that repeat the prompt, search again and again, or answer out of
-form. Here the question itself is the first query, of a conversation the last
-one. Each request is a new
-conversation with the question and all passages so far. While searches remain it
-asks for one more query (`more`), and at last for the answer (`last`), which is
-the model's whole reply:
+form. Here the question itself is the first query; of a conversation it is the
+last question. Each request is a new conversation with the question and all
+passages so far. While searches remain it asks for one more query (`more`), and
+at last for the answer (`last`), which is the model's whole reply:
 
     question --> search --> more --> search --> ... --> last --> answer
 

@@ -64,6 +64,11 @@ def changed(values, config=small_run.CONFIG):
     ),
     ({"curriculum.token_levels": (9, 9)}, "expected ascending numbers"),
     (TOKENS | {"curriculum.fixed_budget": 2}, "with a fixed_budget of 2"),
+    # Environments with requests that follow no response.
+    *(
+      ({"episode.prompts": name}, f"found {name!r}, which asks models in")
+      for name in ("documents_tags", "documents_tools", "documents_short")
+    ),
     # Prices.
     ({"reward.rel_cost": "dollars"}, "reward.rel_cost: found dollars"),
     *(
