@@ -215,7 +215,9 @@ def read_flags(
     name = f"{local.model}@local"
     identity = {**opened.identity, "openai": name}
     opened = opened._replace(name=name, identity=identity)
-  config = dataclasses.replace(opened.fit(config), policy=opened.name)
+  config = dataclasses.replace(
+    config, policy=opened.name, episode=opened.fit(config.episode)
+  )
   return config, PolicyChoice("openai", opened.name, opened, local)
 
 

@@ -54,7 +54,7 @@ def load(
       sampling=config.sampling,
       concurrency=config.engine.slots,
     )
-    config = connection.fit(config)
+    config = dataclasses.replace(config, episode=connection.fit(config.episode))
     engine = connection.engine
     codec = connection.codec
     try:

@@ -84,11 +84,8 @@ class OpenEndpoint(NamedTuple):
   why: str
   context: int = 0
 
-  def fit(
-    self, config: config_lib.ExperimentConfig
-  ) -> config_lib.ExperimentConfig:
-    """Returns a configuration with the model's environment and context."""
-    limits = config.episode
+  def fit(self, limits: config_lib.EpisodeConfig) -> config_lib.EpisodeConfig:
+    """Returns settings with the model's environment, within its context."""
     if self.context:
       # Tokens are counted by an estimate.
       context = min(limits.max_context, int(_CONTEXT_SHARE * self.context))
@@ -96,8 +93,7 @@ class OpenEndpoint(NamedTuple):
       limits = dataclasses.replace(
         limits, max_context=context, max_generated=generated
       )
-    limits = dataclasses.replace(limits, prompts=self.prompts)
-    return dataclasses.replace(config, episode=limits)
+    return dataclasses.replace(limits, prompts=self.prompts)
 
 
 def default_config() -> config_lib.ExperimentConfig:
