@@ -29,7 +29,6 @@ from absl import app, flags
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
-from anysearch_jax.config import settings as config_settings
 from anysearch_jax.host import disk, json_files, run_lock
 from anysearch_jax.launch import (
   documents,
@@ -88,7 +87,8 @@ def main(argv: Sequence[str]) -> None:
     "own": parts.user_code(config),
   }
   with disk.translate_errors(folder):
-    _claim(folder, config, provenance)
+    evaluate.claim(folder, config, provenance)
+    (folder / "played").mkdir(exist_ok=True)
     with run_lock.hold(folder / run_lock.NAME):
       searcher = searching.BatchingRetriever(retriever, config.search)
       _play(config, choice, source, questions, searcher, folder / "played")
@@ -137,33 +137,6 @@ def _check_environment(
       "write; expected one with tags, such as compact or paper, or "
       "--source=policy."
     )
-
-
-def _claim(
-  folder: pathlib.Path,
-  config: config_lib.ExperimentConfig,
-  provenance: Mapping[str, Any],
-) -> None:
-  """Creates the folder, or checks that it holds the same demonstrations.
-
-  Raises:
-    ValueError: it holds those of other settings or inputs.
-  """
-  from anysearch_jax.evaluation import journal
-
-  stored_config = json_files.read(folder / "config.json", missing={})
-  if stored_config:
-    changes = config_settings.changes(stored_config, config)
-    if changes:
-      raise ValueError(
-        f"{folder}: found {', '.join(map(str, changes))}; it holds the "
-        "demonstrations of other settings. Name another folder, or remove it."
-      )
-  settings = stored_config or config_settings.to_dict(config)
-  journal.claim_folder(
-    folder, {"config.json": settings, "provenance.json": provenance}
-  )
-  (folder / "played").mkdir(exist_ok=True)
 
 
 def _play(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import pathlib
 import time
@@ -131,7 +132,8 @@ def read_config() -> config_lib.ExperimentConfig:
       folder_config = json_files.read(
         pathlib.Path(shipped.find_policy(f.hf)) / "config.json"
       )
-      config = within_context(config, folder_config["max_position_embeddings"])
+      limits = config.episode.within(folder_config["max_position_embeddings"])
+      config = dataclasses.replace(config, episode=limits)
   settings = {
     "kind": "index",
     "index": f.index or str(_cache_folder(f.documents)),
@@ -198,16 +200,6 @@ def require_paths() -> None:
     from anysearch_jax.retrieval.documents import ocr
 
     ocr.Command(f.ocr)
-
-
-def within_context(
-  config: config_lib.ExperimentConfig, max_tokens: int
-) -> config_lib.ExperimentConfig:
-  """Returns a configuration within the context that a policy was made for."""
-  context = min(max_tokens, config.episode.max_context)
-  generated = min(context // 2, config.episode.max_generated)
-  limits = {"max_context": context, "max_generated": generated}
-  return config_lib.changed(config, episode=limits)
 
 
 def _cache_folder(paths: Sequence[str]) -> pathlib.Path:

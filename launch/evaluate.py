@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
   config, choice = policies.read_flags(config)
   documents.update(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
-  from anysearch_jax.evaluation import harness, journal
+  from anysearch_jax.evaluation import harness
   from anysearch_jax.methods import systems
   from anysearch_jax.rollout import searching
 
@@ -112,18 +112,7 @@ def main(argv: Sequence[str]) -> None:
     "own": parts.user_code(config),
   }
   with disk.translate_errors(folder):
-    stored_config = json_files.read(folder / "config.json", missing={})
-    if stored_config:
-      changes = config_settings.changes(stored_config, config)
-      if changes:
-        raise ValueError(
-          f"{folder}: found {', '.join(map(str, changes))}; it holds the "
-          "results of other settings. Name another folder, or remove it."
-        )
-    settings = stored_config or config_settings.to_dict(config)
-    journal.claim_folder(
-      folder, {"config.json": settings, "provenance.json": provenance}
-    )
+    claim(folder, config, provenance)
     if _failed(folder) != 0:
       with run_lock.hold(folder / run_lock.NAME):
         searcher = searching.BatchingRetriever(retriever, config.search)
@@ -138,6 +127,37 @@ def main(argv: Sequence[str]) -> None:
   print(f"episodes: {folder / harness.EPISODES}")
   if failed := _failed(folder):
     sys.exit(f"{failed} episodes failed; the same command plays them again.")
+
+
+def claim(
+  folder: pathlib.Path,
+  config: config_lib.ExperimentConfig,
+  provenance: Mapping[str, Any],
+) -> None:
+  """Creates a folder of episodes, or checks that it holds the same ones.
+
+  Args:
+    folder: the folder.
+    config: the configuration of the episodes.
+    provenance: what they depend on besides, as JSON values.
+
+  Raises:
+    ValueError: it holds episodes of other settings or inputs.
+  """
+  from anysearch_jax.evaluation import journal
+
+  stored_config = json_files.read(folder / "config.json", missing={})
+  if stored_config:
+    changes = config_settings.changes(stored_config, config)
+    if changes:
+      raise ValueError(
+        f"{folder}: found {', '.join(map(str, changes))}; it holds the "
+        "results of other settings. Name another folder, or remove it."
+      )
+  settings = stored_config or config_settings.to_dict(config)
+  journal.claim_folder(
+    folder, {"config.json": settings, "provenance.json": provenance}
+  )
 
 
 def _failed(folder: pathlib.Path) -> int | None:

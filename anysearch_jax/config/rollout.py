@@ -53,6 +53,18 @@ class EpisodeConfig:
   """Seconds of one search, without the time that it waits to be sent
   (`retrieval.wait`)."""
 
+  def within(self, context: int) -> EpisodeConfig:
+    """Returns limits that fit a model's context.
+
+    Args:
+      context: the most tokens that the model reads and writes, > 0.
+    """
+    max_context = min(context, self.max_context)
+    max_generated = min(max_context // 2, self.max_generated)
+    return dataclasses.replace(
+      self, max_context=max_context, max_generated=max_generated
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingConfig:

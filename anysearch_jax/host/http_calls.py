@@ -369,9 +369,9 @@ class Caller:
     content_type = response.headers.get("Content-Type", "")
     is_stream = response.status_code == 200 and "event-stream" in content_type
     events = stream_joiner() if stream_joiner and is_stream else None
-    sent = self._unanswered.pop(call)
+    sent = self._unanswered[call]
     chunks = response.aiter_bytes()
-    stall = None if events is None else _STALL_SHARE * self.patience.deadline
+    stall = None  # The service may queue a request whose headers it has sent.
     while True:
       try:
         async with asyncio.timeout(stall):
@@ -386,6 +386,8 @@ class Caller:
       content += chunk
       if events is not None:
         events.feed(chunk)
+        self._unanswered.pop(call, None)
+        stall = _STALL_SHARE * self.patience.deadline
         for progressing in (sent, *self._unanswered.values()):
           progressing.renew()
       if len(content) > self.largest_bytes:

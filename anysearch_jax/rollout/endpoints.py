@@ -88,11 +88,7 @@ class OpenEndpoint(NamedTuple):
     """Returns settings with the model's environment, within its context."""
     if self.context:
       # Tokens are counted by an estimate.
-      context = min(limits.max_context, int(_CONTEXT_SHARE * self.context))
-      generated = min(limits.max_generated, context // 2)
-      limits = dataclasses.replace(
-        limits, max_context=context, max_generated=generated
-      )
+      limits = limits.within(int(_CONTEXT_SHARE * self.context))
     return dataclasses.replace(limits, prompts=self.prompts)
 
 

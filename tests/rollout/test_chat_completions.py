@@ -227,25 +227,46 @@ def test_what_was_written_before_a_stream_stalls_is_kept():
   assert len(server.asked) > 2
 
 
-def test_the_queue_of_a_server_counts_against_no_deadline():
-  with chat_endpoint.served(
-    "prose", plays=1, faults=[Fault(drip=0.1)] * 8
-  ) as server:
-    with engine_at(server, deadline=1.5, concurrency=8) as engine:
+def play_at_once(server, count):
+  """Asks for turns at once; returns them and the seconds."""
+  with engine_at(server, deadline=1.5, concurrency=count) as engine:
 
-      async def play():
-        requests = (
-          types.GenerateRequest(
-            types.Address(0, question, 0), 0, (65,), 50, ("</search>",)
-          )
-          for question in range(8)
+    async def play():
+      requests = (
+        types.GenerateRequest(
+          types.Address(0, question, 0), 0, (65,), 50, ("</search>",)
         )
-        return await asyncio.gather(*map(engine.generate, requests))
+        for question in range(count)
+      )
+      turns = map(engine.generate, requests)
+      return await asyncio.gather(*turns, return_exceptions=True)
 
-      started = time.monotonic()
-      turns = loop.run(play())
-  assert time.monotonic() - started > 4
-  assert len(turns) == 8
+    started = time.monotonic()
+    return loop.run(play()), time.monotonic() - started
+
+
+def test_the_queue_of_a_server_counts_against_no_deadline():
+  faults = [Fault(drip=0.1)] * 8
+  with chat_endpoint.served("prose", plays=1, faults=faults) as server:
+    turns, seconds = play_at_once(server, 8)
+  assert seconds > 4
+  assert all(isinstance(turn, types.Generation) for turn in turns)
+
+
+def test_a_queue_behind_early_headers_counts_against_no_deadline():
+  faults = [Fault(drip=0.5), Fault(first=2.5)]
+  with chat_endpoint.served("prose", faults=faults) as server:
+    turns, seconds = play_at_once(server, 2)
+  assert seconds > 2.5
+  assert all(isinstance(turn, types.Generation) for turn in turns)
+
+
+def test_a_request_alone_is_late_behind_early_headers():
+  with chat_endpoint.served("prose", faults=[Fault(first=4.0)]) as server:
+    (error,), seconds = play_at_once(server, 1)
+  assert isinstance(error, types.EngineError)
+  assert "no whole answer within 1.5 seconds" in str(error)
+  assert seconds < 3
 
 
 def test_fields_that_a_server_refuses_are_left_out(caplog):

@@ -48,12 +48,14 @@ class Fault:
     "middle" of a stream; "silent": it says nothing until it is stopped;
     "stalls": nor does it after the middle of a stream.
   drip: seconds before each event of a stream.
+  first: seconds before the first one, after the headers.
   """
 
   status: int = 0
   retry_after: str = ""
   hang: str = ""
   drip: float = 0.0
+  first: float = 0.0
 
 
 def search(query: str) -> tuple[str, str]:
@@ -171,6 +173,8 @@ def _answer(server, handler) -> None:
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")
     handler.end_headers()
+    handler.wfile.flush()
+    time.sleep(fault.first)
     for event in events:
       time.sleep(fault.drip)
       handler.wfile.write(f"data: {event}\n\n".encode())
