@@ -63,11 +63,13 @@ _CPU = Sizes(
   group=5,
   slots=40,
   lanes=(8, 40),
-  dtype="float32",
+  dtype="bfloat16",
   batch=config_lib.BatchConfig(
-    row_lengths=(448, 704, 1152),
-    micro_batch_tokens=1408,
+    row_lengths=(512, 1152),
+    micro_batch_tokens=1152,
     max_micro_batches=48,
+    remat="attention",
+    attention_chunk=128,
   ),
 )
 _GPU_BATCH = config_lib.BatchConfig(
@@ -118,7 +120,7 @@ def get_config(preset: str) -> config_lib.ExperimentConfig:
     ),
     optimizer=config_lib.OptimizerConfig(learning_rate=2e-5),
     lora=config_lib.LoraConfig(rank=32, base_dtype=sizes.dtype),
-    sft=config_lib.SftConfig(steps=150, demonstrations=16, learning_rate=3e-4),
+    sft=config_lib.SftConfig(steps=150, demonstrations=16, learning_rate=1e-3),
     engine=config_lib.EngineConfig(
       slots=sizes.slots,
       max_context=_CONTEXT,

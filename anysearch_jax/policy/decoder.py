@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import embedding, experts, sharding, table
+from anysearch_jax.policy import embedding, experts, products, sharding, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import layer_options as layer_options_lib
 from anysearch_jax.policy.attention import rotary, self_attention
@@ -147,15 +147,12 @@ class Block(nn.Module):
     a = self.a
     projection = table.projections(a)[key]
     axes = len(projection.in_axes)
-    # Contracts the last axes of both, or the last ones with the first ones.
-    contracted: Any = axes
-    if projection.out_axes_first:
-      last_axes = tuple(range(-axes, 0))
-      contracted = (last_axes, last_axes)
-    y = jnp.tensordot(x, w[key], contracted)
+    y = products.project(
+      x, w[key], axes, out_axes_first=projection.out_axes_first
+    )
     if a.lora is not None and key in a.lora.targets:
-      low_rank = jnp.tensordot(x, w[key + "_lora_a"], axes)
-      y += a.lora.scale * jnp.tensordot(low_rank, w[key + "_lora_b"], 1)
+      low_rank = products.project(x, w[key + "_lora_a"], axes)
+      y += a.lora.scale * products.project(low_rank, w[key + "_lora_b"], 1)
     if key + "_bias" in w:
       y += w[key + "_bias"]
     return y
