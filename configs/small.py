@@ -9,6 +9,7 @@
 
 Presets, `--config=configs/small.py:<preset>`:
     smollm2-cpu          SmolLM2-135M-Instruct on two CPU cores
+    smollm2-80           the same on one GPU of 80 GB
     qwen2_5_0_5b-cpu     Qwen2.5-0.5B-Instruct on two CPU cores
     qwen2_5_0_5b-24      the same on one GPU of 24 GB
     qwen2_5_0_5b-80      the same on one GPU of 80 GB
@@ -30,6 +31,7 @@ from anysearch_jax.configs import own_data
 
 PRESETS = (
   "smollm2-cpu",
+  "smollm2-80",
   "qwen2_5_0_5b-cpu",
   "qwen2_5_0_5b-24",
   "qwen2_5_0_5b-80",
@@ -72,16 +74,22 @@ _CPU = Sizes(
     attention_chunk=128,
   ),
 )
-_GPU_BATCH = config_lib.BatchConfig(
-  row_lengths=(_CONTEXT,),
-  micro_batch_tokens=8 * _CONTEXT,
-  max_micro_batches=64,
-  remat="dots",
-)
+
+
+def _gpu_batch(rows: int) -> config_lib.BatchConfig:
+  """Returns micro-batches of so many rows."""
+  return config_lib.BatchConfig(
+    row_lengths=(_CONTEXT,),
+    micro_batch_tokens=rows * _CONTEXT,
+    max_micro_batches=64,
+    remat="dots",
+  )
+
+
 SIZES = {
   "cpu": _CPU,
-  "24": Sizes(64, 8, 256, (64, 128, 256), "bfloat16", _GPU_BATCH),
-  "80": Sizes(128, 8, 512, (128, 256, 512), "bfloat16", _GPU_BATCH),
+  "24": Sizes(64, 8, 256, (64, 128, 256), "bfloat16", _gpu_batch(8)),
+  "80": Sizes(128, 8, 512, (128, 256, 512), "bfloat16", _gpu_batch(16)),
 }
 POLICIES = {
   "smollm2": "models/SmolLM2-135M-Instruct",

@@ -4,7 +4,8 @@
     python -m research.study --study=methods
     python -m research.study --study=ablations --pages
 
-The rows are those of research/ablations.py or research/systems.py;
+The rows are those of research/ablations.py, research/systems.py or
+research/small_policies.py;
 `--tables=tool,sampling` or `--rows=anysearch,no_abs` select some of them. Two
 commands run at a time, each on one thread, and each is printed when it starts,
 so that you can run it by hand. If the study is interrupted, running the same
@@ -36,9 +37,13 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from absl import app, flags
 
 import anysearch_jax as aj
-from research import ablations, claims, outcomes, systems
+from research import ablations, claims, outcomes, small_policies, systems
 
-STUDIES = {"ablations": ablations, "methods": systems}
+STUDIES = {
+  "ablations": ablations,
+  "methods": systems,
+  "small": small_policies,
+}
 EVIDENCE = pathlib.Path(__file__).parent / "evidence"
 _QUICKSTART = "configs/quickstart.py"
 _POLL = 0.5  # Seconds between looks at the running commands.
@@ -189,9 +194,10 @@ def add_finished(
         one = outcomes.of(
           map(json.loads, lines), row=row, seed=seed, settings=digests[row]
         )
-      if one.right.shape[1] != questions:
+      asked = _questions_asked(path.parent)
+      if asked != questions:
         raise ValueError(
-          f"{row}, seed {seed}: found {one.right.shape[1]} questions, "
+          f"{row}, seed {seed}: found {asked} questions, "
           f"expected {questions}, as this study asks."
         )
     except ValueError as error:
@@ -199,6 +205,12 @@ def add_finished(
     else:
       found[one.key] = one
   return unusable
+
+
+def _questions_asked(folder: pathlib.Path) -> int:
+  """Returns the questions of each set that an evaluation was to ask."""
+  config = json.loads((folder / "config.json").read_text())
+  return int(config["evaluation"]["questions"])
 
 
 def choose(
@@ -331,7 +343,11 @@ class Plan:
   def _evaluate(self, row: claims.Row, seed: int) -> Job:
     policy_of = row.policy_of or row.name
     untrained = policy_of == claims.UNTRAINED
-    policy = self._run(policy_of, seed) / "policy"
+    policy = str(self._run(policy_of, seed) / "policy")
+    if untrained:
+      policy = self._untrained
+      if row.config:
+        policy = load_config(row.config).policy
     output = self._episodes(row, seed).parent
     return Job(
       f"evaluate {row.name} {seed}",
@@ -339,7 +355,7 @@ class Plan:
         "-m",
         "anysearch_jax.launch.evaluate",
         f"--config={row.config or self._config}",
-        f"--policy={self._untrained if untrained else policy}",
+        f"--policy={policy}",
         f"--config.evaluation.seeds={seed}",
         f"--config.evaluation.scaffold={str(row.scaffold).lower()}",
         *(f"--config.{override}" for override in row.evaluation),

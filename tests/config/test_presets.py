@@ -17,6 +17,7 @@ from anysearch_jax.configs import (
   quickstart,
   qwen2_5_7b,
   qwen3_4b,
+  small,
 )
 from anysearch_jax.launch import flags, plan, train
 from anysearch_jax.methods import systems
@@ -88,6 +89,11 @@ def test_presets_differ_only_in_what_they_are_named_for(preset):
 def test_the_priced_preset_of_a_backbone_changes_the_objective_alone():
   found = differences(qwen3_4b.get_config(), qwen3_4b.get_config("priced"))
   assert found == {"name": "qwen3_4b-priced"} | PRICED
+
+
+@pytest.mark.parametrize("preset", small.PRESETS)
+def test_the_preset_of_a_small_model_can_be_trained(preset):
+  systems.validate(small.get_config(preset))
 
 
 @pytest.mark.parametrize(
