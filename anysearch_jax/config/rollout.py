@@ -140,8 +140,8 @@ class EngineConfig:
   can run."""
   kv_dtype: str = learning("auto", one_of("auto", "float8"))
   """Dtype of the KV cache of the in-process engine: `auto`, that of
-  `compute_dtype`, or `float8` (e4m3) with a scale for each token and kv head,
-  which takes half of the memory; see docs/rollouts.md."""
+  `compute_dtype` (on a CPU, float32), or `float8` (e4m3) with a scale for each
+  token and kv head, which takes half of the memory; see docs/rollouts.md."""
   free_kv_while_training: bool = placement(True)
   """Whether the KV cache is freed before each training and allocated again for
   the next rollout, if the in-process engine shares devices with training and

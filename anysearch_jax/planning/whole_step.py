@@ -246,7 +246,7 @@ def sampling(
   context = expected.tokens // 2
   seen = a.mean_attended(context)
   scores = 4 * a.layers * a.heads * a.head_dim * seen
-  stored = pages_lib.storage_dtype(engine.kv_dtype, config.compute_dtype)
+  stored = pages_lib.storage_dtype(engine.kv_dtype, config.compute_dtype, "gpu")
   cached = pages_lib.token_bytes(a, stored) * seen
 
   chunk = engine.prefill_chunk

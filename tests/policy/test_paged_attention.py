@@ -234,10 +234,26 @@ def test_auto_chooses_the_best_kernel_that_runs(
   platform, head_dim, dtype, page, kv_dtype, best
 ):
   how = {"head_dim": head_dim, "dtype": dtype, "page": page}
-  how["stored"] = pages_lib.storage_dtype(kv_dtype, dtype)
   if isinstance(platform, float):
     platform, how["capability"] = "cuda", str(platform)
+  how["stored"] = pages_lib.storage_dtype(kv_dtype, dtype, platform)
   assert paged_attention.choose("auto", platform=platform, **how) == best
+
+
+@pytest.mark.parametrize(
+  ("kv_dtype", "dtype", "platform", "stored"),
+  [
+    ("auto", "bfloat16", "cuda", "bfloat16"),
+    ("auto", "bfloat16", "tpu", "bfloat16"),
+    ("auto", "bfloat16", "cpu", "float32"),
+    ("auto", "float32", "cpu", "float32"),
+    ("float8", "bfloat16", "cpu", "float8_e4m3fn"),
+  ],
+)
+def test_pages_have_the_dtype_that_is_written_fast(
+  kv_dtype, dtype, platform, stored
+):
+  assert pages_lib.storage_dtype(kv_dtype, dtype, platform) == stored
 
 
 @pytest.mark.parametrize(
@@ -249,7 +265,7 @@ def test_float8_is_refused_where_the_kernel_does_not_read_it(
 ):
   how = {"head_dim": 128, "dtype": "bfloat16", "page": 64}
   how |= {"platform": platform, "capability": capability}
-  how["stored"] = pages_lib.storage_dtype("float8", "bfloat16")
+  how["stored"] = pages_lib.storage_dtype("float8", "bfloat16", platform)
   with pytest.raises(ValueError, match="engine.kv_dtype: found float8, which"):
     paged_attention.choose(kernel, **how)
   assert paged_attention.choose("xla", **how) == "xla"

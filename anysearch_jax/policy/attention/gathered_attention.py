@@ -248,8 +248,9 @@ def _attend(
   """
   b, _, n, h = q.shape
   blocks, heads, _, span, _ = rows.v.shape
-  dtype = q.dtype
-  q = q.reshape(b, heads, n // heads, h).swapaxes(0, 1)
+  out_dtype = q.dtype
+  dtype = jnp.promote_types(q.dtype, rows.v.dtype)
+  q = q.astype(dtype).reshape(b, heads, n // heads, h).swapaxes(0, 1)
 
   def step(i, carry):
     k = jax.lax.dynamic_index_in_dim(rows.k, i, keepdims=False).astype(dtype)
@@ -279,5 +280,5 @@ def _attend(
   shape = (heads, b, n // heads, h)
   carry = paged_attention.initial_carry(shape, sinks)
   _, row_sum, out = add_from(0, carry)
-  out = (out / row_sum[..., None]).astype(dtype)
+  out = (out / row_sum[..., None]).astype(out_dtype)
   return out.swapaxes(0, 1).reshape(b, 1, n, h)

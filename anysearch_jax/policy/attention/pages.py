@@ -56,9 +56,24 @@ class Pages(NamedTuple):
 Pools = tuple[Pages, ...]
 
 
-def storage_dtype(kv_dtype: str, dtype: Any) -> Any:
-  """Returns the dtype of pages for `engine.kv_dtype` and a compute dtype."""
-  return jnp.dtype(_FLOAT8 if kv_dtype == "float8" else dtype)
+def storage_dtype(kv_dtype: str, dtype: Any, platform: str) -> Any:
+  """Returns the dtype of pages.
+
+  Args:
+    kv_dtype: `engine.kv_dtype`.
+    dtype: compute type.
+    platform: of the devices: `cpu`, `gpu`, `cuda` or `tpu`.
+  """
+  if kv_dtype == "float8":
+    return jnp.dtype(_FLOAT8)
+  # To write a token into an array of bfloat16, XLA's CPU backend converts the
+  # whole array to float32 and back.
+  return jnp.dtype(jnp.float32 if platform == "cpu" else dtype)
+
+
+def is_float8(dtype: Any) -> bool:
+  """Returns whether pages of a dtype have scales."""
+  return jnp.dtype(dtype) == _FLOAT8
 
 
 def token_bytes(a: architecture_lib.Architecture, dtype: Any) -> int:

@@ -165,9 +165,9 @@ def make_model(
     ValueError: `engine.attention` cannot run there or read `engine.kv_dtype`.
   """
   dtype = jnp.dtype(dtype)
-  stored = pages_lib.storage_dtype(config.kv_dtype, dtype)
   device = mesh.devices.flat[0]
   platform = device.platform
+  stored = pages_lib.storage_dtype(config.kv_dtype, dtype, platform)
   several = mesh if mesh.size > 1 else None
   paged = paged_attention.Paged(
     paged_attention.choose(
@@ -185,7 +185,9 @@ def make_model(
     as_vectors=platform == "tpu",
   )
   gathered = gathered_attention.Gathered(
-    paged.block, dtype, rounds=stored != dtype
+    paged.block,
+    dtype if pages_lib.is_float8(stored) else stored,
+    rounds=pages_lib.is_float8(stored),
   )
   return Model(
     a.without_lora(),
