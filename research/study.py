@@ -37,8 +37,13 @@ from absl import app, flags
 
 import anysearch_jax as aj
 from research import ablations, claims, outcomes, systems
+from research.memory import rows as memory_rows
 
-STUDIES = {"ablations": ablations, "methods": systems}
+STUDIES = {
+  "ablations": ablations,
+  "methods": systems,
+  "memory": memory_rows,
+}
 EVIDENCE = pathlib.Path(__file__).parent / "evidence"
 _QUICKSTART = "configs/quickstart.py"
 _POLL = 0.5  # Seconds between looks at the running commands.
