@@ -5,6 +5,8 @@ Paths are flags, see `research/memory/__init__.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
 from anysearch_jax.configs import small
@@ -14,14 +16,25 @@ MAX_BUDGET = 4
 BUDGETS = (1, 2, 3, 4, 5, 6)
 _CONTEXT = 1408
 _QUESTIONS, _GROUP = 32, 8
-# Rollouts, of which the first fifth is Phase I.
+# One step each.
 _ROLLOUTS = {"cpu": 300, "gpu": 75}
 _SIZES = {"cpu": "smollm2-cpu", "gpu": "qwen2_5_0_5b-80"}
 
 
+def curriculum(rollouts: int) -> dict[str, Any]:
+  """Returns the settings of a curriculum whose first fifth is Phase I."""
+  level_steps = rollouts // (5 * MAX_BUDGET)
+  return {
+    "max_budget": MAX_BUDGET,
+    "phase1_steps": level_steps * MAX_BUDGET,
+    "phase1_scaffold": False,
+    "total_steps": rollouts,
+    "steps_per_rollout": 1,
+  }
+
+
 def get_config(preset: str = "cpu") -> aj.ExperimentConfig:
   aj.settings.require("preset", preset, _SIZES)
-  rollouts = _ROLLOUTS[preset]
   base = small.get_config(_SIZES[preset])
   return config_lib.changed(
     base,
@@ -40,12 +53,6 @@ def get_config(preset: str = "cpu") -> aj.ExperimentConfig:
       "micro_batch_tokens": _CONTEXT * (8 if preset == "gpu" else 1),
       "max_micro_batches": 256,
     },
-    curriculum={
-      "max_budget": MAX_BUDGET,
-      "phase1_steps": rollouts // 5,
-      "phase1_scaffold": False,
-      "total_steps": rollouts,
-      "steps_per_rollout": 1,
-    },
+    curriculum=curriculum(_ROLLOUTS[preset]),
     evaluation={"datasets": ("memory",), "budgets": BUDGETS, "questions": 0},
   )

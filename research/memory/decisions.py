@@ -390,7 +390,7 @@ def main(argv: Sequence[str]) -> None:
   steps = f.rollouts or base.curriculum.total_steps
   base = aj.config.changed(
     base,
-    curriculum={"total_steps": steps, "phase1_steps": steps // 5},
+    curriculum=configuration.curriculum(steps),
     optimizer={"learning_rate": f.learning_rate},
   )
   try:
