@@ -31,27 +31,30 @@ Both forms begin alike; `$C` is a configuration of the product:
           --config.evaluation.questions=0 --budgets=4 --split=$split \
           --output=R/forced/$split
     done
-    python -m research.memory.predictions --chains=R/forced \
+    python -m research.memory.selection --chains=R/forced --output=R/read
+    python -m research.memory.predictions --chains=R/read/forced \
         --output=R/predictions.json
 
 CPU: the model is frozen and its decision alone is learned, in minutes:
 
-    python -m research.memory.hidden --chains=R/forced \
+    python -m research.memory.hidden --chains=R/read/forced \
         --policy=R/warm_start/policy --output=R/hidden
-    python -m research.memory.decisions --chains=R/forced --hidden=R/hidden \
-        --predictions=R/predictions.json --output=R/decisions
-    python -m research.memory.results --chains=R/forced \
+    python -m research.memory.decisions --chains=R/read/forced \
+        --hidden=R/hidden --predictions=R/predictions.json --output=R/decisions
+    python -m research.memory.results --chains=R/read/forced \
         --predictions=R/predictions.json --outcomes=R/decisions/outcomes.jsonl \
         --output=R/decisions
 
 GPU: all weights, with real searches. The first command runs in pieces: it saves
 when it is stopped, and the same command resumes. `:gpu` replaces `:cpu` above,
-too. N is the number of questions of `R/prepared/memory_test.parquet`:
+too. N is the number of questions of R/read/questions/memory_test.jsonl:
 
+    anysearch prepare_data --folder=R/read/questions --sets=all --mix=memory \
+        --output=R/read/prepared
     timeout --signal=TERM 570 python -m research.study --study=memory \
         --config=R/configuration.py --questions=N --budgets=1,2,3,4,5,6 \
         --seeds=5 --jobs=1 --threads=0 --output=R/study
-    python -m research.memory.results --chains=R/forced \
+    python -m research.memory.results --chains=R/read/forced \
         --predictions=R/predictions.json --outcomes=R/study/outcomes.jsonl \
         --output=R/study
 
@@ -62,5 +65,5 @@ where `R/configuration.py` is one file with the paths, which all rows share:
     def get_config():
       return config.changed(
         configuration.get_config("gpu"), policy="R/warm_start/policy",
-        data={"path": "R/prepared"}, retrieval={"index": "INDEX"})
+        data={"path": "R/read/prepared"}, retrieval={"index": "INDEX"})
 """

@@ -35,10 +35,20 @@ from absl import app, flags
 import anysearch_jax as aj
 
 RELIABILITY = {"who": 0.2, "when": 0.5, "where": 0.8}
+# A question of a form has its word, or asks for its kind of answer.
+_FORMS = {
+  "who": r"\bwho\b",
+  "when": r"\bwhen\b|\b(?:what|which) (?:\w+ ){0,2}"
+  r"(?:year|date|day|month|decade|century)\b",
+  "where": r"\bwhere\b|\b(?:what|which) (?:\w+ ){0,2}(?:country|city|state|town|"
+  r"county|place|continent|island|capital|region|river|nation|location)\b",
+}
 SEARCH, ANSWER = "Search.", "Answer."
 EPISODES = "episodes.jsonl"
-# Evidence has to be found within so many searches.
-_FINDABLE = 2
+# What a small policy misreads is left out later (`selection`), which leaves
+# about .6.
+FINDABLE = 0.75
+_SEARCHES = 2  # Within which a chain has to find.
 _OPENED = "<think>"
 _ACTED = re.compile(r"<search>.*</search>\s*$", re.DOTALL)
 Row = Mapping[str, Any]
@@ -63,9 +73,9 @@ class Memory(NamedTuple):
 
 
 def form_of(question: str) -> str:
-  """Returns the one form whose word a question has; "" if not exactly one."""
-  words = set(re.findall(r"[a-z]+", question.lower()))
-  forms = [form for form in RELIABILITY if form in words]
+  """Returns the one form that a question has; "" if not exactly one."""
+  text = question.lower()
+  forms = [form for form, words in _FORMS.items() if re.search(words, text)]
   return forms[0] if len(forms) == 1 else ""
 
 
@@ -75,43 +85,58 @@ def draw(*parts: object) -> int:
   return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])
 
 
-def findable(rows: Iterable[Row]) -> list[Row]:
-  """Returns a row of each question of one hop whose answer a chain finds."""
-  questions = {}
+def by_search(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+  """Returns a row of each question of one hop: those found, and the others."""
+  found: dict[str, Row] = {}
+  questions: dict[str, Row] = {}
   for row in rows:
-    is_single = (row["metadata"].get("hops") or 1) == 1
-    is_found = row["em"] and 1 <= row["searches"] <= _FINDABLE
-    if is_single and is_found and row["budget"] <= _FINDABLE:
+    if (row["metadata"].get("hops") or 1) == 1:
       questions.setdefault(row["question_id"], row)
-  return list(questions.values())
+      if row["em"] and 1 <= row["searches"] <= row["budget"] <= _SEARCHES:
+        found.setdefault(row["question_id"], row)
+  others = [row for id_, row in questions.items() if id_ not in found]
+  return list(found.values()), others
 
 
 def remember(
-  questions: Sequence[Row], split: str, *, most: int, seed: int
+  found: Sequence[Row],
+  others: Sequence[Row],
+  split: str,
+  *,
+  most: int,
+  seed: int,
 ) -> list[Memory]:
   """Returns at most so many memories of each form.
 
-  Exactly the share `RELIABILITY` of a form's memories is right, but for
-  rounding.
+  Exactly the share `FINDABLE` of a form's questions is found, and the share
+  `RELIABILITY` of its memories is right, but for rounding, if there are enough
+  questions.
 
   Args:
-    questions: rows of different questions.
+    found, others: rows of different questions, as of `by_search`.
     split: of these questions.
     most: limit for each form.
     seed: of what is chosen.
   """
   memories = []
   for form, reliability in RELIABILITY.items():
-    ordered = sorted(
-      (row for row in questions if form_of(row["question"]) == form),
-      key=lambda row: draw(seed, row["question_id"]),
-    )[:most]
-    right_count = round(reliability * len(ordered))
-    for place, row in enumerate(ordered):
+    both = [
+      sorted(
+        (row for row in rows if form_of(row["question"]) == form),
+        key=lambda row: draw(seed, row["question_id"]),
+      )
+      for rows in (found, others)
+    ]
+    count = min(most, int(len(both[0]) / FINDABLE))
+    found_count = round(count * FINDABLE)
+    chosen = both[0][:found_count] + both[1][: count - found_count]
+    chosen.sort(key=lambda row: draw(seed, row["question_id"], form))
+    right_count = round(reliability * len(chosen))
+    for place, row in enumerate(chosen):
       is_right = place < right_count
       answer = row["golden_answers"][0]
       if not is_right:
-        answer = _wrong_answer(row, ordered[place + 1 :] + ordered[:place])
+        answer = _wrong_answer(row, chosen[place + 1 :] + chosen[:place])
       memories.append(Memory(row, split, form, answer, is_right))
   return memories
 
@@ -250,9 +275,11 @@ def main(argv: Sequence[str]) -> None:
   try:
     for (split, folder), most in zip(folders.items(), f.most, strict=True):
       chains[split] = _played(folder)
-      questions = findable(chains[split])
-      memories[split] = remember(questions, split, most=int(most), seed=f.seed)
-      others[split] = [q for q in questions if not form_of(q["question"])]
+      found, unfound = by_search(chains[split])
+      memories[split] = remember(
+        found, unfound, split, most=int(most), seed=f.seed
+      )
+      others[split] = [q for q in found if not form_of(q["question"])]
   except ValueError as error:
     sys.exit(f"research.memory.memories: {error}")
   both = [*memories["train"], *memories["test"]]

@@ -27,6 +27,7 @@ from research.memory import (
   predictions,
   results,
   rows,
+  selection,
 )
 
 _QUESTIONS = {
@@ -90,35 +91,49 @@ class TestMemories:
       ("in the year when he died", "when"),
       ("Where and when was he born?", ""),
       ("whose whenever elsewhere", ""),
+      ("In which South American country is it?", "where"),
+      ("what year was it", "when"),
+      ("who ruled which country", ""),
     ],
   )
-  def test_a_question_has_the_form_of_its_only_word(self, question, form):
+  def test_a_question_has_its_only_form(self, question, form):
     assert memories.form_of(question) == form
 
   def test_shares_are_exact_and_wrong_memories_are_wrong(self):
-    asked = _questions()
-    some = memories.remember(asked, "train", most=10, seed=1)
-    again = memories.remember(asked[::-1], "train", most=10, seed=1)
+    asked = _questions(40)
+    found, others = asked[::2], asked[1::2]
+    some = memories.remember(found, others, "train", most=20, seed=1)
+    again = memories.remember(
+      found[::-1], others[::-1], "train", most=20, seed=1
+    )
     assert some == again
-    other = memories.remember(asked, "train", most=10, seed=2)
+    other = memories.remember(found, others, "train", most=20, seed=2)
     assert [m.is_right for m in some] == [m.is_right for m in other]
     assert some != other
     for form, reliability in memories.RELIABILITY.items():
       own = [m for m in some if m.form == form]
-      assert sum(m.is_right for m in own) == 10 * reliability
+      assert len(own) == len({m.question["question_id"] for m in own}) == 20
+      assert sum(m.question in found for m in own) == 15
+      assert sum(m.is_right for m in own) == 20 * reliability
+      # What is found says nothing of what is remembered.
+      assert any(m.question in others and m.is_right for m in own)
+      assert any(m.question in found and not m.is_right for m in own)
       for m in own:
         golds = m.question["golden_answers"]
         assert aj.scoring.exact_match(m.answer, golds) == m.is_right
         assert m.answer.startswith(form)
 
-  def test_multi_hop_and_unfound_questions_are_left_out(self):
+  def test_multi_hop_questions_are_left_out(self):
     asked = [
       _chain("a", "who a?", "x"),
+      _chain("a", "who a?", "x", budget=1, found_at=0),
       _chain("b", "who b?", "x", found_at=0),
       _chain("c", "who c?", "x", budget=3, found_at=3),
       _chain("d", "who d?", "x", metadata={"hops": 2}),
     ]
-    assert [row["question_id"] for row in memories.findable(asked)] == ["a"]
+    found, others = memories.by_search(asked)
+    assert [row["question_id"] for row in found] == ["a"]
+    assert [row["question_id"] for row in others] == ["b", "c"]
 
   @pytest.mark.parametrize(("found_at", "searches"), [(0, 2), (1, 1), (2, 2)])
   def test_turns_begin_with_decisions_and_keep_their_form(
@@ -143,18 +158,22 @@ class TestMemories:
 
   def test_half_of_the_warm_rows_search(self):
     asked = _questions(4)
-    some = memories.remember(asked, "train", most=4, seed=0)
+    some = memories.remember(asked, [], "train", most=4, seed=0)
     three = [dict(row, budget=3) for row in asked]
     made = memories.warm_rows(some, [*asked, *three], seed=0)
     lengths = [len(row["spans"]) > 1 for row in made]
-    assert lengths == [True, False] * len(asked)
+    assert lengths == [True, False] * len(some)
     assert {row["budget"] for row in made} == {2, 3}
 
   def test_command(self, tmp_path):
     for split in ("train", "test"):
       folder = tmp_path / split / "played"
       folder.mkdir(parents=True)
-      asked = [*_questions(5), _chain("x", "which is it?", "x")]
+      asked = [*_questions(6), _chain("x", "which is it?", "x")]
+      asked += [
+        _chain(f"{form}y", text.format("y"), "gold", found_at=0)
+        for form, text in _QUESTIONS.items()
+      ]
       aj.records.write(folder / "episodes.jsonl", asked)
     ended = commands.run(
       memories,
@@ -165,6 +184,7 @@ class TestMemories:
     )
     assert ended == ""
     book = list(aj.read_episodes(tmp_path / "memory/episodes.jsonl"))
+    # Of five, four are found; of two, two.
     assert len(book) == 3 * (5 + 2)
     assert {row["budget"] for row in book} == {0}
     assert len(list(aj.read_episodes(tmp_path / "warm/episodes.jsonl"))) == 30
@@ -266,6 +286,27 @@ def test_the_optimum_is_that_of_all_rules():
   short = _chains(right, np.zeros((2, 3)), ["who"] * 2, [[0, 1, 1], [0, 1, 2]])
   assert chains.optimum(short, 2).tolist() == [1, 2]
   assert chains.optimum(short, 1).tolist() == [0, 0]
+
+
+def test_what_is_misread_is_left_out(tmp_path):
+  some = _chains(
+    right=[[0, 1, 0], [1, 0, 1], [0, 0, 1], [1, 0, 0]],
+    found=[[0, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]],
+    forms=["who", "when", "where", "who"],
+  )
+  assert selection.is_read(some).tolist() == [True, False, True, True]
+  for split in chains.SPLITS:
+    folder = tmp_path / "forced" / split
+    folder.mkdir(parents=True)
+    aj.records.write(folder / "episodes.jsonl", _episodes(some, split))
+  told = f"--chains={tmp_path / 'forced'}", f"--output={tmp_path / 'read'}"
+  assert commands.run(selection, *told) == ""
+  kept = chains.read(str(tmp_path / "read" / "forced"))["test"]
+  assert kept.ids == ("q000", "q002", "q003")
+  np.testing.assert_array_equal(kept.right, some.right[[0, 2, 3]])
+  lines = (tmp_path / "read/questions/memory_train.jsonl").read_text()
+  asked = [json.loads(line)["id"] for line in lines.splitlines()]
+  assert asked == ["q000", "q002", "q003"]
 
 
 def _measured(p, q=(0.6,), read=1.0, kept=1.0, lucky=0.0):
