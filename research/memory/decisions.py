@@ -82,9 +82,17 @@ def caches(
   """Returns the caches of both splits, and the head that decides as the policy.
 
   States are standardised by the decisions of the trained questions.
+
+  Raises:
+    ValueError: there are none.
   """
   trained = chains["train"]
   decides = np.arange(trained.depth) < trained.limit[:, None]
+  if not decides.any():
+    raise ValueError(
+      "found no chain that searches, expected some: there is no decision to "
+      "learn. Train longer on the warm rows."
+    )
   seen = states["train"][decides]
   mean = seen.mean(0)
   deviation = seen.std(0) + 1e-6
@@ -400,9 +408,9 @@ def main(argv: Sequence[str]) -> None:
       for split, own in chains.items()
     }
     known = outcomes_lib.read(path) if path.is_file() else []
+    both, start = caches(chains, states, hidden_lib.read_head(f.hidden))
   except ValueError as error:
     sys.exit(f"research.memory.decisions: {error}")
-  both, start = caches(chains, states, hidden_lib.read_head(f.hidden))
   seeds = range(claims.FIRST_SEED, claims.FIRST_SEED + f.seeds)
   finished = {one.key: one for one in known}
   for name, changes in rows_lib.CHANGES.items():

@@ -40,8 +40,8 @@ _FORMS = {
   "who": r"\bwho\b",
   "when": r"\bwhen\b|\b(?:what|which) (?:\w+ ){0,2}"
   r"(?:year|date|day|month|decade|century)\b",
-  "where": r"\bwhere\b|\b(?:what|which) (?:\w+ ){0,2}(?:country|city|state|town|"
-  r"county|place|continent|island|capital|region|river|nation|location)\b",
+  "where": r"\bwhere\b|\b(?:what|which) (?:\w+ ){0,2}(?:country|city|state|"
+  r"town|county|place|continent|island|capital|region|river|nation|location)\b",
 }
 SEARCH, ANSWER = "Search.", "Answer."
 EPISODES = "episodes.jsonl"

@@ -16,8 +16,8 @@ into trajectories that search and that do not, and all outcomes. A question's
 memory, and what searches find, are the same for its whole group. What is
 learned is decided by the trained questions, accuracies are of the evaluated.
 
-The file also has gates, which must hold before training: the command fails if
-one does not. It refuses to change a file that exists.
+Gates must hold before training: if one does not, the command says which and
+writes nothing. It refuses to change a file that exists.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("chains", None, "Folder of both splits.", required=True)
   flags.DEFINE_string("output", None, "A new JSON file.", required=True)
-  flags.DEFINE_bool("allow_gates", False, "Succeed with broken gates.")
+  flags.DEFINE_bool("allow_gates", False, "Predict with broken gates.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -256,6 +256,10 @@ def main(argv: Sequence[str]) -> None:
     },
     "broken": broken,
   }
+  print(table(predicted))
+  print(f"predicted contrast: {predicted['contrast']:.3f}")
+  if broken and not f.allow_gates:
+    sys.exit("\n".join(broken))
   text = json.dumps(predicted, indent=2) + "\n"
   path = pathlib.Path(f.output)
   if path.is_file() and path.read_text() != text:
@@ -264,10 +268,6 @@ def main(argv: Sequence[str]) -> None:
       "afterwards. Name another file, for another experiment."
     )
   path.write_text(text)
-  print(table(predicted))
-  print(f"predicted contrast: {predicted['contrast']:.3f}")
-  if broken and not f.allow_gates:
-    sys.exit("\n".join(broken))
 
 
 if __name__ == "__main__":

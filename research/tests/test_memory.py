@@ -505,6 +505,13 @@ class TestDecisions:
     odds = decisions.log_odds(start, both["test"].states, jnp.full(30, 3))
     np.testing.assert_allclose(odds, states @ own, atol=1e-5)
 
+  def test_chains_without_a_search_are_refused(self):
+    some, states = _world(3)
+    some = dataclasses.replace(some, searches=np.zeros((3, 3), int))
+    both = {"train": some, "test": some}
+    with pytest.raises(ValueError, match="found no chain that searches"):
+      decisions.caches(both, {"train": states, "test": states}, np.zeros(6))
+
   def test_rows_learn_what_is_predicted(self):
     some, states = _world()
     both, start = decisions.caches(
@@ -684,6 +691,9 @@ def test_all_stages_from_episodes_to_a_figure(tmp_path):
   ]
   assert "before any training" in commands.run(decisions, *trained)
   output = f"--output={tmp_path / 'predictions.json'}"
+  broken = commands.run(predictions, read_from, output)
+  assert "train longer on the closed book" in broken
+  assert not (tmp_path / "predictions.json").exists()
   assert commands.run(predictions, read_from, output, "--allow_gates") == ""
   assert commands.run(decisions, *trained) == ""
   found = outcomes.read(tmp_path / "made" / "outcomes.jsonl")
@@ -701,4 +711,5 @@ def test_all_stages_from_episodes_to_a_figure(tmp_path):
   assert "</svg>" in (tmp_path / "made" / "losses.svg").read_text()
   # Predictions are not changed afterwards.
   (tmp_path / "predictions.json").write_text("{}")
-  assert "other predictions" in commands.run(predictions, read_from, output)
+  ended = commands.run(predictions, read_from, output, "--allow_gates")
+  assert "other predictions" in ended
