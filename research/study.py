@@ -4,7 +4,8 @@
     python -m research.study --study=methods
     python -m research.study --study=ablations --pages
 
-The rows are those of research/ablations.py or research/systems.py;
+The rows are those of research/ablations.py, research/systems.py or
+research/memory/rows.py (`--study=memory`, with a configuration of its own);
 `--tables=tool,sampling` or `--rows=anysearch,no_abs` select some of them. Two
 commands run at a time, each on one thread, and each is printed when it starts,
 so that you can run it by hand. If the study is interrupted, running the same
