@@ -176,7 +176,7 @@ def optimum(chains: Chains, budget: int) -> np.ndarray:
   """
   deepest = min(budget, chains.depth)
   stops = np.full(len(chains.ids), deepest)
-  rows = np.arange(len(chains.ids))
+  rows = range(len(chains.ids))
   for depth in reversed(range(deepest)):
     alike: dict[tuple, list[int]] = collections.defaultdict(list)
     for row in rows:

@@ -98,12 +98,12 @@ def caches(
   deviation = seen.std(0) + 1e-6
   both = {
     split: Cache(
-      jnp.asarray((states[split] - mean) / deviation),
-      *(
-        jnp.asarray(getattr(own, name), jnp.float32)
-        for name in ("right", "well_formed", "searches", "tokens")
-      ),
-      jnp.asarray(own.limit, jnp.int32),
+      states=jnp.asarray((states[split] - mean) / deviation),
+      right=jnp.asarray(own.right, jnp.float32),
+      well_formed=jnp.asarray(own.well_formed, jnp.float32),
+      searches=jnp.asarray(own.searches, jnp.float32),
+      tokens=jnp.asarray(own.tokens, jnp.float32),
+      limit=jnp.asarray(own.limit, jnp.int32),
     )
     for split, own in chains.items()
   }

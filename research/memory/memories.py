@@ -185,7 +185,7 @@ def searched(memory: Memory, chain: Row) -> Row:
     memory: of the chain's question.
     chain: an episode of `anysearch demonstrate` that searches.
   """
-  spans = []
+  spans: list[Row] = []
   for span in chain["spans"][:-1]:
     text = span["text"]
     if span["author"] == "model" and _ACTED.search(text):
