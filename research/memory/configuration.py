@@ -14,7 +14,9 @@ from anysearch_jax.configs import small
 # Depths of chains are those of the largest budget that is trained.
 MAX_BUDGET = 4
 BUDGETS = (1, 2, 3, 4, 5, 6)
-_CONTEXT = 1408
+# Six searches of two passages, with their turns.
+_CONTEXT = 1664
+_GENERATED = 320
 _QUESTIONS, _GROUP = 32, 8
 # One step each.
 _ROLLOUTS = {"cpu": 300, "gpu": 75}
@@ -46,7 +48,9 @@ def get_config(preset: str = "cpu") -> aj.ExperimentConfig:
     lora={"rank": 0},
     sft={"learning_rate": 1e-4, "steps": 250},
     search={"passage_characters": 320},
-    episode={"max_context": _CONTEXT, "max_generated": 320},
+    episode={"max_context": _CONTEXT, "max_generated": _GENERATED},
+    # A penalty of length would be a price of searches in every row.
+    reward={"length_limit": _GENERATED},
     engine={"max_context": _CONTEXT},
     batch={
       "row_lengths": (512, _CONTEXT),

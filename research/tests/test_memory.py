@@ -395,6 +395,8 @@ def test_rows_are_configurations_of_the_product():
   base = configuration.get_config("gpu")
   aj.validate(base)
   assert base.questions * base.group == 256
+  # No row has another price of searches than its own.
+  assert base.reward.length_limit >= base.episode.max_generated
   priced = aj.config.changed(base, **rows.CHANGES["priced"])
   assert priced == objectives.priced(base)
   made = rows.rows(base)
