@@ -4,8 +4,9 @@
     python -m research.study --study=methods
     python -m research.study --study=ablations --pages
 
-The rows are those of research/ablations.py, research/systems.py or
-research/small_policies.py;
+The rows are those of research/ablations.py, research/systems.py,
+research/small_policies.py, or research/memory/rows.py (with a configuration of
+its own);
 `--tables=tool,sampling` or `--rows=anysearch,no_abs` select some of them. Two
 commands run at a time, each on one thread, and each is printed when it starts,
 so that you can run it by hand. If the study is interrupted, running the same
@@ -38,11 +39,13 @@ from absl import app, flags
 
 import anysearch_jax as aj
 from research import ablations, claims, outcomes, small_policies, systems
+from research.memory import rows as memory_rows
 
 STUDIES = {
   "ablations": ablations,
   "methods": systems,
   "small": small_policies,
+  "memory": memory_rows,
 }
 EVIDENCE = pathlib.Path(__file__).parent / "evidence"
 _QUICKSTART = "configs/quickstart.py"
