@@ -3,13 +3,16 @@
 A chain asks the real retriever, so its passages are those that the policy will
 see. It begins with the question itself. Later queries are ones that a policy
 could write too: sub-questions of the row, and titles of passages with evidence
-that occur in what was read. It stops when the evidence is there.
+that occur in what was read. It stops when the evidence is there. Of the chains
+whose budget ends without it, a share answers all the same, so that a policy
+learns to.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,6 +25,8 @@ Search = Callable[[str], Awaitable[Sequence[types.Passage]]]
 # What a chain answers if its searches did not show the answer. It is wrong, so
 # the episode is not imitated.
 UNKNOWN = "unknown"
+# Of so many questions, one is answered from memory after searches in vain.
+_GUESSED_PERIOD = 4
 _QUOTE_CHARACTERS = 160
 _BEFORE_ANSWER = 60  # Characters of a quote that was cut, before the answer.
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
@@ -88,13 +93,16 @@ async def turns(
 ) -> list[Turn]:
   """Returns the turns of an episode that answers from what its searches show.
 
-  With a budget of 0 it answers from nothing.
+  With a budget of 0 it answers from nothing, and so does every fourth question
+  whose budget ends without evidence.
 
   Args:
     question: names its evidence, or only its answers.
     budget: number of searches allowed.
     search: returns the passages for a query.
   """
+  if not budget:
+    return [_recalled(question, "No search. From memory.")]
   gold = _Evidence(question)
   shown_passages: list[types.Passage] = []
   queries: list[str] = []
@@ -112,10 +120,21 @@ async def turns(
     steps.append(Turn(thought, query))
     queries.append(query)
     shown_passages += passages
-  return [
-    *steps,
-    _answer(question, gold, shown_passages, searched=bool(budget)),
-  ]
+  in_vain = not gold.supports(shown_passages)
+  if in_vain and len(queries) == budget and _is_guessed(question):
+    return [*steps, _recalled(question, "No search left. From memory.")]
+  return [*steps, _answer(question, gold, shown_passages)]
+
+
+def _recalled(question: types.Question, thought: str) -> Turn:
+  """Returns a turn that answers without evidence."""
+  answers = (*question.golden_answers, UNKNOWN)
+  return Turn(thought, answers[0], is_answer=True)
+
+
+def _is_guessed(question: types.Question) -> bool:
+  """Returns whether a question is answered after searches in vain."""
+  return not zlib.crc32(question.id.encode()) % _GUESSED_PERIOD
 
 
 async def _next_search(
@@ -167,13 +186,9 @@ def _answer(
   question: types.Question,
   gold: _Evidence,
   shown_passages: Sequence[types.Passage],
-  *,
-  searched: bool,
 ) -> Turn:
   """Returns the last turn: a quote, and the accepted answer that is in it."""
   answer = question.golden_answers[0] if question.golden_answers else UNKNOWN
-  if not searched:
-    return Turn("No search. From memory.", answer, is_answer=True)
   if not gold.supports(shown_passages):
     return Turn("Not found.", UNKNOWN, is_answer=True)
   quotes = [

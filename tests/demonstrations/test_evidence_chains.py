@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 from anysearch_jax import types
 from anysearch_jax.demonstrations import evidence_chains
@@ -57,6 +58,21 @@ def test_without_a_search_the_answer_is_from_memory():
 def test_a_chain_that_the_budget_cuts_does_not_know():
   expected = [TWO_HOPS.text, evidence_chains.UNKNOWN]
   assert actions(TWO_HOPS, 1) == expected
+
+
+def test_every_fourth_question_is_answered_after_searches_in_vain():
+  endings = set()
+  for name in ("q", "r", "s", "t"):
+    question = dataclasses.replace(TWO_HOPS, id=name)
+    turns, _ = chain(question, 1)
+    endings.add((turns[-1].thought, turns[-1].action))
+    # With a search left it does not guess.
+    hidden = {TWO_HOPS.text: (OTHER,)}
+    assert actions(question, 2, hidden)[-1] == evidence_chains.UNKNOWN
+  assert endings == {
+    ("Not found.", evidence_chains.UNKNOWN),
+    ("No search left. From memory.", "Lund"),
+  }
 
 
 def test_the_second_query_is_a_title_that_was_read():
