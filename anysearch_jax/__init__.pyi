@@ -103,7 +103,6 @@ from anysearch_jax.retrieval.pipeline import rerank as rerank
 
 # Training: the parts of a step, and the whole.
 import anysearch_jax.training.batching as batching
-import anysearch_jax.training.imitation as imitation
 import anysearch_jax.training.optimizers as optimizers
 import anysearch_jax.training.train_step as train_step
 from anysearch_jax.training.loop import Trainer as Trainer
@@ -216,7 +215,6 @@ __all__ = [
   "fuse",
   "rerank",
   "batching",
-  "imitation",
   "optimizers",
   "train_step",
   "Trainer",

@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from absl import app, flags
 
 from anysearch_jax import config as config_lib
@@ -227,7 +226,7 @@ def _described(config: config_lib.ExperimentConfig, inputs: _Inputs) -> str:
   demonstrations = inputs.demonstrations
   size = config.sft.steps * config.sft.demonstrations
   tokens = sum(len(d.token_ids) for d in demonstrations)
-  imitated = sum(np.count_nonzero(d.weights) for d in demonstrations)
+  imitated = sum(int(d.by_model.sum()) for d in demonstrations)
   count = len(demonstrations)
   left_out = "".join(
     f", without {number:,} {reason}"

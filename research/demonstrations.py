@@ -26,6 +26,13 @@ _LARGEST_BUDGET = 10
 Search = Callable[[str, int, str], Sequence[aj.Passage]]
 
 
+class Demonstration(NamedTuple):
+  """Token ids `[T]` and the loss weight of each as a target `[T]`."""
+
+  token_ids: np.ndarray
+  weights: np.ndarray
+
+
 class Probes(NamedTuple):
   """Teacher-forced probes of a policy: P(label | tokens before position).
 
@@ -154,7 +161,7 @@ def pool(
   *,
   seed: int,
   decision_weight: float,
-) -> list[aj.imitation.Demonstration]:
+) -> list[Demonstration]:
   """Makes a demonstration of each question, under budgets of 0 to 10 searches.
 
   40 % of the episodes have the scaffold.
@@ -166,7 +173,7 @@ def pool(
     decision_weight: loss weight of the tokens of decisions.
   """
   rng = np.random.Generator(np.random.PCG64(seed))
-  made: list[aj.imitation.Demonstration] = []
+  made: list[Demonstration] = []
   for question in questions:
     budget = int(rng.integers(0, _LARGEST_BUDGET + 1))
     scaffold = bool(rng.random() < 0.4)
@@ -178,9 +185,7 @@ def pool(
       rng=rng,
       decision_weight=decision_weight,
     )
-    made.append(
-      aj.imitation.Demonstration(played.trajectory.token_ids, played.weights)
-    )
+    made.append(Demonstration(played.trajectory.token_ids, played.weights))
   return made
 
 

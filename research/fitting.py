@@ -8,12 +8,16 @@ probes of these decisions, not by its loss.
 
 from __future__ import annotations
 
+import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import safetensors
+from safetensors import numpy as safetensors_numpy
 
 import anysearch_jax as aj
 from research import demonstrations, warm_start_settings
@@ -22,7 +26,6 @@ from research import demonstrations, warm_start_settings
 # probability of each probed decision, and the least P(recall | known) -
 # P(recall | unknown).
 _PROBE, _GAP = 0.99, 0.2
-_SHOWN_EVERY = 20  # Steps.
 
 
 def fresh(
@@ -46,56 +49,137 @@ def fresh(
 
 
 def fit(
-  policy: aj.Policy,
-  pool: Sequence[aj.imitation.Demonstration],
+  params: aj.decoder.Params,
+  a: aj.Architecture,
+  pool: Sequence[demonstrations.Demonstration],
   *,
-  config: aj.ExperimentConfig,
-  warm_start: warm_start_settings.WarmStart,
-  held_out: aj.imitation.HeldOut,
-  folder: pathlib.Path,
-) -> aj.Policy:
-  """Returns the policy after it has imitated demonstrations.
+  seed: int,
+  config: warm_start_settings.WarmStart,
+  optimizer: aj.config.OptimizerConfig,
+  batch: aj.config.BatchConfig,
+  on_step: Callable[[int, float], None] = lambda step, loss: None,
+  saved: pathlib.Path,
+  save_every: int = 50,
+) -> aj.decoder.Params:
+  """Minimises the weighted negative log-likelihood of demonstrations.
 
-  A fit that is killed resumes from its newest checkpoint, and ends with the
-  same bits as an uninterrupted one.
+  A fit that is killed resumes from `saved`, and ends with the same bits as an
+  uninterrupted one.
 
   Args:
-    policy: where it starts from.
+    params: the initial parameters.
+    a: their architecture.
     pool: the demonstrations, at least one; they repeat in new orders.
-    config: whose seed, optimizer, batches and checkpoints are used.
-    warm_start: the steps, their size and their learning rate.
-    held_out: questions that are not demonstrated.
-    folder: an existing folder, of a run with the same arguments.
+    seed: seed of the orders.
+    config: steps, tokens a step, and peak learning rate (linear warm-up over 50
+      steps or half of them, then cosine decay to a tenth).
+    optimizer: the other rates.
+    batch: shapes of the batches.
+    on_step: called with step and loss every 20 steps and after the last one.
+    saved: file of the position. It must come from a fit with the same
+      arguments.
+    save_every: number of steps between saves, >= 1.
+
+  Returns:
+    The trained parameters.
 
   Raises:
-    ValueError: the folder's checkpoints are of another fit.
+    ValueError: `saved` is damaged or of another policy.
   """
-  trainer = aj.imitation.Trainer(
-    aj.config.changed(
-      config,
-      # The policy is probed and plays after the fit.
-      sft=aj.config.SftConfig(
-        steps=warm_start.steps,
-        demonstrations=warm_start.batch,
-        learning_rate=warm_start.learning_rate,
-        play_every=0,
-      ),
-      checkpoint={"export_dtype": "float32"},
-    ),
-    policy=policy,
-    demonstrations=pool,
-    held_out=held_out,
-    environment=aj.environment_of(config.episode),
-    folder=folder,
+  schedule = optax.warmup_cosine_decay_schedule(
+    0.0,
+    config.learning_rate,
+    warmup_steps=min(50, config.steps // 2),
+    decay_steps=config.steps,
+    end_value=config.learning_rate / 10,
   )
+  tx = aj.optimizers.adamw(a, optimizer, schedule=schedule)
+  step = aj.train_step.make(aj.train_step.cross_entropy_loss(a), tx)
+  state, steps = aj.train_step.init(params, tx), 0
+  if saved.is_file():
+    state, steps = _load(saved, state)
+  batches = _batches(pool, seed, config.batch_tokens)
+  for chosen in itertools.islice(batches, steps, config.steps):
+    packed = aj.batching.pack(_examples(chosen), config=batch)
+    state, metrics = step(state, None, packed)
+    steps += 1
+    if steps % 20 == 1 or steps == config.steps:
+      on_step(steps, float(metrics["loss/total"]))
+    if steps % save_every == 0 or steps == config.steps:
+      _save(saved, state, steps)
+  return state.params
 
-  def show(step: int, values: dict[str, float]) -> None:
-    if step % _SHOWN_EVERY == 1 or step == warm_start.steps:
-      loss = values["loss/total"]
-      print(f"step {step}/{warm_start.steps} loss {loss:.3f}", flush=True)
 
-  trainer.run(show)
-  return aj.load_policy(folder / "policy")
+def _save(
+  path: pathlib.Path, state: aj.train_step.TrainState, steps: int
+) -> None:
+  """Replaces the file at once: a kill leaves the old one or the new one."""
+  leaves = map(np.asarray, jax.tree.leaves(state))
+  arrays = {str(i): leaf for i, leaf in enumerate(leaves)}
+  beside = path.with_name(path.name + ".writing")
+  safetensors_numpy.save_file(arrays, beside, {"steps": str(steps)})
+  beside.replace(path)
+
+
+def _load(
+  path: pathlib.Path, like: aj.train_step.TrainState
+) -> tuple[aj.train_step.TrainState, int]:
+  """Returns the saved state, bit for bit, and the steps taken.
+
+  Args:
+    path: of the file.
+    like: a state with the same arrays, such as the one before the first step.
+
+  Raises:
+    ValueError: the file is damaged, or its arrays are those of another policy.
+  """
+  try:
+    with safetensors.safe_open(path, framework="numpy") as file:
+      steps = int(file.metadata()["steps"])
+      found = [file.get_tensor(str(i)) for i in range(len(file.keys()))]
+  except safetensors.SafetensorError as error:
+    raise ValueError(
+      f"{path}: not a whole safetensors file ({error}); remove it to begin "
+      "anew."
+    ) from error
+  expected, tree = jax.tree.flatten(like)
+  if [(x.shape, x.dtype) for x in found] != [
+    (x.shape, x.dtype) for x in expected
+  ]:
+    raise ValueError(
+      f"{path}: found the arrays of another policy or optimizer, expected "
+      f"{len(expected)} arrays of this one; remove it to begin anew."
+    )
+  return jax.tree.unflatten(tree, map(jax.device_put, found)), steps
+
+
+def _batches(
+  pool: Sequence[demonstrations.Demonstration], seed: int, tokens: int
+) -> Iterator[list[demonstrations.Demonstration]]:
+  """Yields batches of at least `tokens` tokens; each pass has a new order."""
+  rng = np.random.Generator(np.random.PCG64(seed))
+  chosen: list[demonstrations.Demonstration] = []
+  size = 0
+  while True:
+    for i in rng.permutation(len(pool)):
+      chosen.append(pool[i])
+      size += len(pool[i].token_ids)
+      if size >= tokens:
+        yield chosen
+        chosen, size = [], 0
+
+
+def _examples(
+  chosen: Sequence[demonstrations.Demonstration],
+) -> list[aj.batching.Example]:
+  """Returns demonstrations as examples of a batch, whose weights sum to 1."""
+  total = sum(float(d.weights[1:].sum()) for d in chosen)
+  return [
+    aj.batching.Example(
+      d.token_ids, d.weights / total, np.zeros(len(d.token_ids), np.float32)
+    )
+    for d in chosen
+  ]
 
 
 def probe(

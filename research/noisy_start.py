@@ -171,19 +171,23 @@ def main(argv: Sequence[str]) -> None:
     aj.claim_folder(partial, {"config.json": dataclasses.asdict(config)})
     warm_start = world.get_warm_start()
     pool = [
-      aj.imitation.Demonstration(
+      demonstrations.Demonstration(
         t.token_ids, (t.authors == aj.Author.MODEL).astype(np.float32)
       )
       for t in demonstrated(config, "train", warm_start.demonstrations)
     ]
-    policy = fitting.fit(
-      start,
+    params = fitting.fit(
+      start.params,
+      start.architecture,
       pool,
-      config=config,
-      warm_start=warm_start,
-      held_out=aj.imitation.HeldOut(world.questions("dev"), world.Search()),
-      folder=partial,
+      seed=config.seed,
+      config=warm_start,
+      optimizer=config.optimizer,
+      batch=config.batch,
+      on_step=lambda step, loss: print(f"step {step} loss {loss:.3f}"),
+      saved=partial / "state.safetensors",
     )
+    policy = start._replace(params=params)
     wrong = lacks(config, policy)
     if wrong:
       folder = folder.with_name(folder.name + ".rejected")
@@ -191,7 +195,7 @@ def main(argv: Sequence[str]) -> None:
   except (OSError, ValueError) as error:
     sys.exit(f"research.noisy_start: {error}")
   # First, because without config.json it could be another run's.
-  shutil.rmtree(partial / "checkpoints")
+  (partial / "state.safetensors").unlink()
   shutil.rmtree(partial)
   print(f"policy: {folder}")
   if wrong:

@@ -88,7 +88,7 @@ def get_config() -> aj.ExperimentConfig:
 
 def get_warm_start() -> warm_start_settings.WarmStart:
   return warm_start_settings.WarmStart(
-    steps=6000, batch=61, demonstrations=4000, learning_rate=2e-3
+    steps=6000, demonstrations=4000, learning_rate=2e-3
   )
 
 

@@ -18,6 +18,7 @@ import dataclasses
 import pathlib
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,41 +31,54 @@ from research.study import load_config
 # The least accuracy that the scaffold adds, at this budget over so many
 # questions.
 _SCAFFOLD_GAIN, _BUDGET, _PLAYED = 0.08, 8, 200
+_STATE = "state.safetensors"
 
 
 def fitted(
   config: aj.ExperimentConfig,
   policy: aj.Policy,
-  folder: pathlib.Path,
+  saved: pathlib.Path,
   *,
   warm_start: warm_start_settings.WarmStart,
+  save_every: int = 50,
 ) -> aj.Policy:
   """Returns the policy after supervised demonstrations.
 
   Args:
-    config: of episodes and of the training.
+    config: of episodes.
     policy: where it starts from.
-    folder: from which a killed call resumes.
+    saved: file from which a killed call resumes.
     warm_start: what is fitted, and how.
+    save_every: steps between saves.
   """
   world = aj.World(config.data.world_seed, config.data.world_reliability)
+  began = 0.0
   pool = demonstrations.pool(
     _setting(config, world, policy),
     world.questions("train", warm_start.demonstrations, config.seed),
     seed=config.seed,
     decision_weight=warm_start.decision_weight,
   )
-  return fitting.fit(
-    policy,
+
+  def shown(step: int, loss: float) -> None:
+    nonlocal began
+    if time.monotonic() - began > 2 or step == warm_start.steps:
+      began = time.monotonic()
+      print(f"step {step}/{warm_start.steps} loss {loss:.3f}", flush=True)
+
+  params = fitting.fit(
+    policy.params,
+    policy.architecture,
     pool,
-    config=config,
-    warm_start=warm_start,
-    held_out=aj.imitation.HeldOut(
-      world.evaluation_questions(_PLAYED, "dev"),
-      aj.LexicalRetriever(world.corpus, reads=world.searched),
-    ),
-    folder=folder,
+    seed=config.seed,
+    config=warm_start,
+    optimizer=config.optimizer,
+    batch=config.batch,
+    on_step=shown,
+    saved=saved,
+    save_every=save_every,
   )
+  return policy._replace(params=params)
 
 
 def play(
@@ -156,8 +170,7 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   f = flags.FLAGS
-  folder = pathlib.Path(f.output)
-  config = aj.config.changed(load_config(f.config), save_every=f.save_every)
+  config, folder = load_config(f.config), pathlib.Path(f.output)
   partial = folder.with_name(folder.name + ".partial")
   try:
     aj.validate(config, trains=False, samples=False)
@@ -177,8 +190,9 @@ def main(argv: Sequence[str]) -> None:
     policy = fitted(
       config,
       policy,
-      partial,
+      partial / _STATE,
       warm_start=warm_start,
+      save_every=f.save_every,
     )
     wrong = lacks(config, policy)
     if wrong:
@@ -187,7 +201,7 @@ def main(argv: Sequence[str]) -> None:
   except (OSError, ValueError) as error:
     sys.exit(f"research.warm_start: {error}")
   # First, because without config.json it could be another run's.
-  shutil.rmtree(partial / "checkpoints")
+  (partial / _STATE).unlink()
   shutil.rmtree(partial)
   print(f"policy: {folder}")
   if wrong:

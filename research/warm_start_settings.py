@@ -17,7 +17,7 @@ class WarmStart:
   Attributes:
     steps: optimizer steps, at least 1.
     learning_rate: the peak learning rate.
-    batch: demonstrations of a step.
+    batch_tokens: tokens of a batch.
     demonstrations: number of generated demonstrations; training repeats them.
     decision_weight: weight of the tokens that decide whether to search; all
       others have 1.
@@ -30,7 +30,7 @@ class WarmStart:
 
   steps: int = 2000
   learning_rate: float = 4e-3
-  batch: int = 34
+  batch_tokens: int = 4096
   demonstrations: int = 24000
   decision_weight: float = 3.0
   layers: int = 3

@@ -42,12 +42,11 @@ class Demonstration(NamedTuple):
 
   Attributes:
     token_ids: int32 `[T]`.
-    weights: float32 `[T]`, the weight of each token in the loss: 1 for what
-      the policy wrote, or more where it matters more, and 0 for the rest.
+    by_model: bool `[T]`, the tokens that are imitated.
   """
 
   token_ids: np.ndarray
-  weights: np.ndarray
+  by_model: np.ndarray
 
 
 def encode(
@@ -76,14 +75,12 @@ def encode(
     codec=codec,
   )
   token_ids = [*start.chunks[0].token_ids]
-  weights = [0] * len(token_ids)
+  by_model = [False] * len(token_ids)
   for span in row["spans"]:
     span_ids = codec.encode(span["text"])
     token_ids += span_ids
-    weights += [int(span["author"] == "model")] * len(span_ids)
-  return Demonstration(
-    np.array(token_ids, np.int32), np.array(weights, np.float32)
-  )
+    by_model += [span["author"] == "model"] * len(span_ids)
+  return Demonstration(np.array(token_ids, np.int32), np.array(by_model))
 
 
 def encode_all(
@@ -106,7 +103,7 @@ def encode_all(
     demonstration = encode(row, environment=environment, codec=codec)
     if len(demonstration.token_ids) > longest:
       left_out[f"longer than {longest} tokens"] += 1
-    elif not demonstration.weights.any():
+    elif not demonstration.by_model.any():
       left_out["without a turn"] += 1
     else:
       demonstrations.append(demonstration)
@@ -115,11 +112,11 @@ def encode_all(
 
 def examples(demonstrations: Sequence[Demonstration]) -> list[batching.Example]:
   """Returns demonstrations as examples of a step, whose weights sum to 1."""
-  total = sum(float(d.weights[1:].sum()) for d in demonstrations)
+  total = sum(int(d.by_model[1:].sum()) for d in demonstrations)
   return [
     batching.Example(
       d.token_ids,
-      d.weights / total,
+      d.by_model.astype(np.float32) / total,
       np.zeros(len(d.token_ids), np.float32),
     )
     for d in demonstrations

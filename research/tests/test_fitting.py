@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
+import small_policy
 from exact_agents import SETTING, WORLD
 
 import anysearch_jax as aj
-from anysearch_jax.configs import quickstart
 from research import demonstrations, fitting, warm_start_settings
 from research import expert as expert_lib
 
@@ -58,44 +56,38 @@ def test_gates_name_what_a_policy_lacks(probes):
   ]
 
 
+A = small_policy.qwen3(23)
 STEPS = 6
-SIZE = warm_start_settings.WarmStart(
-  steps=STEPS, batch=2, layers=1, hidden=16, heads=2, kv_heads=1, mlp=16
-)
-CONFIG = aj.config.changed(
-  quickstart.get_config(),
-  save_every=2,
-  batch={
-    "row_lengths": (32,),
-    "micro_batch_tokens": 32,
-    "max_micro_batches": 4,
-  },
-)
 
 
-def pool():
-  rng = np.random.default_rng(0)
+def pool(seed=0):
+  rng = np.random.default_rng(seed)
   return [
-    aj.imitation.Demonstration(
+    demonstrations.Demonstration(
       rng.integers(0, 23, n).astype(np.int32), np.ones(n, np.float32)
     )
     for n in (7, 12, 9, 15, 11)
   ]
 
 
-def fit(folder, learning_rate=4e-3):
-  """Fits with a save every two steps."""
-  folder.mkdir(exist_ok=True)
-  return fitting.fit(
-    fitting.fresh(WORLD, SIZE, seed=3),
+def fit(saved):
+  """Fits with a save every two steps; returns the steps shown, too."""
+  seen = []
+  params = fitting.fit(
+    aj.decoder.initialize(A, 3),
+    A,
     pool(),
-    config=CONFIG,
-    warm_start=dataclasses.replace(SIZE, learning_rate=learning_rate),
-    held_out=aj.imitation.HeldOut(
-      WORLD.evaluation_questions(1, "dev"), aj.LexicalRetriever(WORLD.corpus)
+    seed=5,
+    config=warm_start_settings.WarmStart(steps=STEPS, batch_tokens=24),
+    optimizer=aj.config.OptimizerConfig(),
+    batch=aj.config.BatchConfig(
+      row_lengths=(32,), micro_batch_tokens=32, max_micro_batches=4
     ),
-    folder=folder,
+    saved=saved,
+    save_every=2,
+    on_step=lambda step, loss: seen.append(step),
   )
+  return params, seen
 
 
 class KilledError(BaseException):
@@ -105,40 +97,28 @@ class KilledError(BaseException):
 def test_a_killed_fit_repeats_the_steps_since_its_last_save(
   tmp_path, monkeypatch
 ):
-  whole = fit(tmp_path / "whole")
-  killed, step, taken = tmp_path / "killed", aj.imitation.Trainer._step, []
+  whole, _ = fit(tmp_path / "whole")
+  path, save, saves = tmp_path / "state", fitting._save, []
 
-  def dying(self, number):
-    if len(taken) == 5:  # One step after the second save.
+  def killed(*position):
+    save(*position)
+    saves.append(position)
+    if len(saves) == 2:  # After the fourth step.
       raise KilledError
-    taken.append(number)
-    return step(self, number)
 
-  def counting(self, number):
-    taken.append(number)
-    return step(self, number)
-
-  monkeypatch.setattr(aj.imitation.Trainer, "_step", dying)
+  monkeypatch.setattr(fitting, "_save", killed)
   with pytest.raises(KilledError):
-    fit(killed)
-  monkeypatch.setattr(aj.imitation.Trainer, "_step", counting)
-  resumed = fit(killed)
-  # Orbax writes in the background: a kill may find the second save unwritten.
-  again = taken[5:]
-  assert again in ([4, 5], [2, 3, 4, 5])
-  jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    fit(path)
+  found, seen = fit(path)
+  assert seen == [STEPS] and len(saves) == 3
+  jax.tree.map(np.testing.assert_array_equal, found, whole)
   # A finished fit takes no step.
-  finished = fit(killed)
-  assert taken[5:] == again
-  jax.tree.map(np.testing.assert_array_equal, finished.params, whole.params)
-  with pytest.raises(ValueError, match="learning_rate"):
-    fit(killed, learning_rate=1e-3)
-
-
-def test_decisions_weigh_more_in_the_loss():
-  ids = np.arange(4, dtype=np.int32)
-  heavy = aj.imitation.Demonstration(ids, np.array([0, 0, 1, 3], np.float32))
-  light = aj.imitation.Demonstration(ids, np.array([0, 1, 1, 0], np.float32))
-  first, second = aj.imitation.examples([heavy, light])
-  np.testing.assert_allclose(first.weights, [0, 0, 1 / 6, 3 / 6])
-  np.testing.assert_allclose(second.weights, [0, 1 / 6, 1 / 6, 0])
+  found, seen = fit(path)
+  assert seen == []
+  jax.tree.map(np.testing.assert_array_equal, found, whole)
+  # A position that cannot be used is refused.
+  with pytest.raises(ValueError, match="arrays of another policy"):
+    fitting._load(path, {"x": np.zeros(3)})
+  path.write_bytes(path.read_bytes()[:-7])
+  with pytest.raises(ValueError, match=r"state: not a whole .* begin anew"):
+    fit(path)

@@ -124,7 +124,7 @@ def test_an_episode_is_imitated_in_the_tokens_that_were_played(work):
       for author, count in row["tokens"]["authors"]
       for _ in range(count)
     ]
-    assert imitated.weights.tolist() == by_model
+    assert imitated.by_model.tolist() == by_model
 
 
 def test_right_episodes_of_a_policy_are_kept_the_cheapest_first(tmp_path):
