@@ -10,7 +10,6 @@ import pathlib
 
 import anysearch_jax as aj
 from anysearch_jax import config as config_lib
-from anysearch_jax.config import settings
 from anysearch_jax.configs import small
 from research import ablations
 from research.claims import UNTRAINED, Claim, Row
@@ -47,7 +46,11 @@ def get_config(preset: str = "cpu") -> aj.ExperimentConfig:
       package has it.
   """
   machine = preset.removesuffix(UNTRAINED_SUFFIX)
-  settings.require("preset", machine, tuple(MACHINES))
+  if machine not in MACHINES:
+    raise ValueError(
+      f"preset: found {preset!r}, expected one of {', '.join(MACHINES)}, and "
+      f"perhaps {UNTRAINED_SUFFIX} after it."
+    )
   is_untrained = machine != preset
   questions, rollouts = MACHINES[machine]
   return config_lib.changed(
