@@ -233,7 +233,9 @@ def vocabulary_of(folder, **extra):
 )
 def test_ids_are_those_of_the_published_tokenizer(name, pre, ends, tmp_path):
   if not (SHARED / name).is_dir():
-    pytest.skip("the published tokenizers are not here")
+    pytest.skip(
+      "the published tokenizers are not here; set ANYSEARCH_TOKENIZERS"
+    )
   extra = {"add_bos_token": False} if name.startswith("qwen") else {}
   vocabulary = vocabulary_of(SHARED / name, pre=pre, **extra)
   folder = make("qwen2-tied", tmp_path, vocab_size=len(vocabulary["tokens"]))
