@@ -51,7 +51,7 @@ def prepare(
     config: a configuration; it gets room for the answer, see
       `loading.with_answer_room`.
     choice: the policy.
-    allow_cpu: whether a policy of full size may be played on a CPU.
+    allow_cpu: whether a large policy may be played on a CPU.
 
   Raises:
     ValueError: the policy or the configuration cannot be used.

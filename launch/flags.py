@@ -189,7 +189,7 @@ def define_allow_cpu() -> None:
   flags.DEFINE_bool(
     "allow_cpu",
     False,
-    "Compute on the CPU, even a policy of full size, which takes days.",
+    "Compute on the CPU, even a large policy, which takes days.",
   )
 
 

@@ -369,7 +369,7 @@ def check_playable(
     config: the configuration that names it.
     source: source of the questions, which scripted policies need.
     questions: questions whose prompts must fit.
-    allow_cpu: whether a policy of full size may be played on a CPU.
+    allow_cpu: whether a large policy may be played on a CPU.
 
   Raises:
     ValueError: the policy cannot be played in this configuration.

@@ -331,7 +331,7 @@ def _example_questions(
 
 
 def check_accelerator(a: architecture_lib.Architecture) -> Finding:
-  """Checks that a policy of full size has an accelerator."""
+  """Checks that a large policy has an accelerator."""
   if reason := jax_setup.cpu_problem(a):
     return problem(
       reason,

@@ -16,9 +16,15 @@ from research.claims import UNTRAINED, Claim, Row
 
 TITLE = "A real language model"
 ROOT = pathlib.Path("runs/small")
-# The questions of a rollout, and the rollouts, on each machine.
-MACHINES = {"cpu": (8, 120), "80": (32, 300)}
+PRESETS = (
+  "smollm2-cpu",
+  "smollm2-80",
+  "qwen2_5_0_5b-cpu",
+  "qwen2_5_0_5b-80",
+)
 UNTRAINED_SUFFIX = "-untrained"
+# The questions of a rollout, and the rollouts, on each machine.
+_SIZES = {"cpu": (8, 40), "80": (32, 300)}
 _NAME = "small-policies-"
 # Rows that evaluate the model as its package has it.
 _SHORT_PROMPTS = "episode.prompts=documents_short"
@@ -38,26 +44,30 @@ CLAIMS = {
 }
 
 
-def get_config(preset: str = "cpu") -> aj.ExperimentConfig:
-  """Returns the configuration of a machine, from the supervised policy on.
+def get_config(preset: str) -> aj.ExperimentConfig:
+  """Returns the configuration of a model, from its supervised policy on.
 
   Args:
-    preset: one of `MACHINES`, and `-untrained` after it for the model as its
-      package has it.
+    preset: one of `PRESETS`, a model and a machine, and `-untrained` after it
+      for the model before it was trained. SmolLM2 is that of its package, Qwen
+      the folder that configs/small.py names.
   """
-  machine = preset.removesuffix(UNTRAINED_SUFFIX)
-  if machine not in MACHINES:
+  trained = preset.removesuffix(UNTRAINED_SUFFIX)
+  if trained not in PRESETS:
     raise ValueError(
-      f"preset: found {preset!r}, expected one of {', '.join(MACHINES)}, and "
+      f"preset: found {preset!r}, expected one of {', '.join(PRESETS)}, and "
       f"perhaps {UNTRAINED_SUFFIX} after it."
     )
-  is_untrained = machine != preset
-  questions, rollouts = MACHINES[machine]
+  base = small.get_config(trained)
+  model, machine = trained.rsplit("-", 1)
+  questions, rollouts = _SIZES[machine]
+  untrained_policy = "smollm2" if model == "smollm2" else base.policy
+  is_untrained = trained != preset
   return config_lib.changed(
-    small.get_config(f"smollm2-{machine}"),
+    base,
     name=f"{_NAME}{preset}",
     questions=questions,
-    policy="smollm2" if is_untrained else str(ROOT / "sft" / "policy"),
+    policy=untrained_policy if is_untrained else str(ROOT / "sft" / "policy"),
     data={"path": str(ROOT / "questions")},
     retrieval={"index": str(ROOT / "bm25")},
     curriculum={"total_steps": rollouts},
@@ -67,8 +77,8 @@ def get_config(preset: str = "cpu") -> aj.ExperimentConfig:
 
 def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
   """Returns the rows: the model in three states, and three trainings."""
-  machine = base.name.removeprefix(_NAME)
-  untrained = f"research/small_policies.py:{machine}{UNTRAINED_SUFFIX}"
+  preset = base.name.removeprefix(_NAME)
+  untrained = f"research/small_policies.py:{preset}{UNTRAINED_SUFFIX}"
 
   def as_it_is(name: str, label: str, *evaluation: str) -> Row:
     return Row(

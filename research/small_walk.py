@@ -3,23 +3,25 @@
     python -m research.small_walk --questions=DATA --passages=FILE
 
 DATA has files of real questions, FILE their passages (docs/data.md).
-SmolLM2-135M is shown episodes, trained on them, and then trained by reward in
-three ways; all policies are evaluated on questions that none was trained on.
-Each step is a command of the package, and is printed when it starts. What is
-there is not made again, and a training that was stopped resumes: run the
-command again. It ends with the study's own command:
+Qwen2.5-0.5B, in the folder that configs/small.py names, or SmolLM2-135M
+(`--preset=smollm2-cpu`) is shown episodes, trained on them, and then trained by
+reward in three ways; all policies are evaluated on questions that none was
+trained on. Each step is a command of the package, and is printed when it
+starts. What is there is not made again, and a training that was stopped
+resumes: run the command again. It ends with the study's own command:
 
     python -m research.study --study=small --jobs=2 --threads=1 \\
-        --config=research/small_policies.py:cpu --seeds=1 \\
+        --config=research/small_policies.py:qwen2_5_0_5b-cpu --seeds=1 \\
         --budgets=0,1,2,3,5 --questions=43
 
 Every third question, counted over all files in the order of their names, is
 held out. `--questions` of the study are of each of the seven sets, about 300.
 
-With `--machine=80`, a GPU, a rollout has 256 episodes instead of 40. A time
-limit ends the command, which saves first; the same command goes on from there:
+With `--preset=qwen2_5_0_5b-80`, a GPU, a rollout has 256 episodes instead of
+40. A time limit ends the command, which saves first; the same command goes on
+from there:
 
-    timeout 9m python -m research.small_walk --machine=80 ...
+    timeout 9m python -m research.small_walk --preset=qwen2_5_0_5b-80 ...
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from research import study
-from research.small_policies import MACHINES, ROOT, UNTRAINED_SUFFIX
+from research.small_policies import PRESETS, ROOT, UNTRAINED_SUFFIX
 
 # The sets of questions, in the mixture that is trained on.
 SETS = (
@@ -124,7 +126,7 @@ def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("questions", None, "Folder of files.", required=True)
   flags.DEFINE_string("passages", None, "The corpus.", required=True)
-  flags.DEFINE_enum("machine", "cpu", sorted(MACHINES), "Its memory.")
+  flags.DEFINE_enum("preset", "qwen2_5_0_5b-cpu", PRESETS, "Model, machine.")
   flags.DEFINE_integer("seeds", 1, "Trainings of a row.", lower_bound=1)
 
 
@@ -132,7 +134,7 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
   args = flags.FLAGS
-  config = f"research/small_policies.py:{args.machine}"
+  config = f"research/small_policies.py:{args.preset}"
   try:
     files = sorted(pathlib.Path(args.questions).glob("*.jsonl"))
     if not files:
@@ -145,7 +147,7 @@ def main(argv: Sequence[str]) -> None:
     ROOT / "logs",
     at_once=1,
   )
-  on_cpu = args.machine == "cpu"
+  on_cpu = args.preset.endswith("-cpu")
   command = [
     "-m",
     "research.study",

@@ -9,6 +9,8 @@ import pytest
 import anysearch_jax as aj
 from research import claims, small_policies, small_walk, study
 
+PRESET = small_policies.PRESETS[0]
+
 
 def test_every_third_question_over_all_files_is_held_out(tmp_path):
   files = []
@@ -36,30 +38,31 @@ def test_each_command_waits_for_the_one_before():
   assert [job.after for job in jobs] == [(), *((name,) for name in names[:-1])]
 
 
-@pytest.mark.parametrize("machine", small_policies.MACHINES)
-def test_the_trainings_begin_with_the_supervised_policy(machine):
-  base = small_policies.get_config(machine)
+@pytest.mark.parametrize("preset", small_policies.PRESETS)
+def test_the_trainings_begin_with_the_supervised_policy(preset):
+  base = small_policies.get_config(preset)
   aj.validate(base)
   assert pathlib.Path(base.policy) == small_walk.ROOT / "sft" / "policy"
-  untrained = small_policies.get_config(f"{machine}-untrained")
-  assert untrained.policy == "smollm2"
+  untrained = small_policies.get_config(f"{preset}-untrained").policy
+  is_packaged = untrained == "smollm2"
+  assert is_packaged == preset.startswith("smollm2")
   rows = small_policies.rows(base)
   plan = study.Plan(
     pathlib.Path("runs"),
-    config=f"research/small_policies.py:{machine}",
+    config=f"research/small_policies.py:{preset}",
     untrained=base.policy,
     evaluation=(),
     threads=1,
   )
   commands = {job.name: job.command for job in plan.jobs(rows, [42])}
-  assert "--policy=smollm2" in commands["evaluate plain 42"]
+  assert f"--policy={untrained}" in commands["evaluate plain 42"]
   assert f"--policy={base.policy}" in commands["evaluate sft 42"]
   trained = [name for name in commands if name.startswith("train")]
   assert len(trained) == 3
 
 
 def test_claims_are_about_rows_that_there_are():
-  rows = small_policies.rows(small_policies.get_config())
+  rows = small_policies.rows(small_policies.get_config(PRESET))
   names = {row.name for row in rows}
   for family in small_policies.CLAIMS.values():
     for claim in family:
