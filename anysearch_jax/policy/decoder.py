@@ -22,7 +22,13 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import embedding, experts, products, sharding, table
+from anysearch_jax.policy import (
+  cpu_bfloat16,
+  embedding,
+  experts,
+  sharding,
+  table,
+)
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import layer_options as layer_options_lib
 from anysearch_jax.policy.attention import rotary, self_attention
@@ -147,12 +153,12 @@ class Block(nn.Module):
     a = self.a
     projection = table.projections(a)[key]
     axes = len(projection.in_axes)
-    y = products.project(
+    y = cpu_bfloat16.project(
       x, w[key], axes, out_axes_first=projection.out_axes_first
     )
     if a.lora is not None and key in a.lora.targets:
-      low_rank = products.project(x, w[key + "_lora_a"], axes)
-      y += a.lora.scale * products.project(low_rank, w[key + "_lora_b"], 1)
+      low_rank = cpu_bfloat16.project(x, w[key + "_lora_a"], axes)
+      y += a.lora.scale * cpu_bfloat16.project(low_rank, w[key + "_lora_b"], 1)
     if key + "_bias" in w:
       y += w[key + "_bias"]
     return y

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from anysearch_jax.policy import sharding
+from anysearch_jax.policy import cpu_bfloat16, sharding
 
 
 def lookup(
@@ -39,7 +39,7 @@ def lookup(
     layout: how both are sharded; None means one device.
   """
   if layout is None:
-    return embed[tokens].astype(dtype)
+    return cpu_bfloat16.rows(embed, tokens).astype(dtype)
   table = _Table(
     shape=embed.shape,
     dtype=embed.dtype,

@@ -18,7 +18,14 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, experts, lora, sharding, table
+from anysearch_jax.policy import (
+  cpu_bfloat16,
+  decoder,
+  experts,
+  lora,
+  sharding,
+  table,
+)
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy.attention import layer_options as layer_options_lib
 from anysearch_jax.policy.attention import rotary
@@ -183,7 +190,9 @@ def extend(
   last_step = jnp.maximum(counts[:, None] - 1, 0)
   positions = starts[:, None] + jnp.minimum(step, last_step)
   cos_sin = rotary.cos_and_sin(a, positions)
-  x = decoder.scale_embeddings(params["embed"][tokens].astype(dtype), a)
+  x = decoder.scale_embeddings(
+    cpu_bfloat16.rows(params["embed"], tokens).astype(dtype), a
+  )
   new_caches: list[C] = []
   expert_ids: list[jax.Array] = []
   layers = zip(params[table.LAYERS], caches, strict=True)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import decoder, experts, products, sharding
+from anysearch_jax.policy import cpu_bfloat16, decoder, experts, sharding
 from anysearch_jax.policy import parameters as weights
 
 # The least number of chunks that all positions of a device fill.
@@ -350,7 +350,7 @@ def _local_backward(
       d_head += jnp.einsum(
         "cv,cd->vd", d, hidden, preferred_element_type=jnp.float32
       )
-    d_states = products.project(d, gathered, 1)
+    d_states = cpu_bfloat16.project(d, gathered, 1)
     d_hidden = jax.lax.dynamic_update_slice_in_dim(d_hidden, d_states, start, 0)
     return d_head, d_hidden
 

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from anysearch_jax.policy import cpu_bfloat16
 from anysearch_jax.policy.attention import pages
 
 
@@ -39,7 +40,7 @@ def attend(
     "bkrth,bksh->bkrts", q, k, preferred_element_type=jnp.float32
   )
   scores = jnp.where(mask[:, None, None], scores * h**-0.5, pages.MASKED)
-  probs = jax.nn.softmax(scores, axis=-1)
+  probs = cpu_bfloat16.softmax(scores, q.dtype)
   if sinks is not None:
     # exp(l) / (exp(l) + exp(sink)) for the log-sum-exp l of the keys.
     sinks = sinks.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)

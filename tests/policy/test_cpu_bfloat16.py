@@ -1,4 +1,4 @@
-"""Products of bfloat16 on a CPU: their numbers, and what XLA is asked for."""
+"""bfloat16 on a CPU: the numbers, and what XLA is asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anysearch_jax.policy import products
+from anysearch_jax.policy import cpu_bfloat16
 
 # The largest relative error of rounding to bfloat16, which keeps 8 bits.
 _ROUNDING = 2.0**-8
@@ -43,7 +43,7 @@ def in_float64(x, weight, axes, out_axes_first):
 def test_a_product_is_the_exact_one_rounded_once(case):
   x_shape, weight_shape, axes, out_axes_first = CASES[case]
   x, weight = arrays(x_shape, weight_shape)
-  found = products.project(x, weight, axes, out_axes_first=out_axes_first)
+  found = cpu_bfloat16.project(x, weight, axes, out_axes_first=out_axes_first)
   expected = in_float64(x, weight, axes, out_axes_first)
   chex.assert_type(found, jnp.bfloat16)
   chex.assert_shape(found, expected.shape)
@@ -58,7 +58,7 @@ def test_gradients_are_the_exact_ones_rounded_once(case):
   x_shape, weight_shape, axes, out_axes_first = CASES[case]
   x, weight = arrays(x_shape, weight_shape)
   project = functools.partial(
-    products.project, axes=axes, out_axes_first=out_axes_first
+    cpu_bfloat16.project, axes=axes, out_axes_first=out_axes_first
   )
   y, pull = jax.vjp(lambda x, weight: project(x, weight), x, weight)
   cotangent = jnp.asarray(
@@ -82,7 +82,7 @@ def test_every_product_has_bfloat16_factors_and_a_float32_sum():
   x, weight = arrays((4, 24), (24, 16))
 
   def loss(x, weight):
-    return products.project(x, weight, 1).astype(jnp.float32).sum()
+    return cpu_bfloat16.project(x, weight, 1).astype(jnp.float32).sum()
 
   text = jax.jit(jax.grad(loss, (0, 1))).lower(x, weight).as_text()
   kinds = re.findall(r"dot_general.*: \((.*)\) -> (\S+)", text)
@@ -90,3 +90,45 @@ def test_every_product_has_bfloat16_factors_and_a_float32_sum():
   for factors, result in kinds:
     assert factors.count("xbf16>") == 2, factors
     assert result.endswith("xf32>"), result
+
+
+def test_softmax_and_its_derivative_are_those_of_the_definition():
+  rng = np.random.default_rng(0)
+  scores, cotangent = rng.normal(size=(2, 3, 5, 7))[:2]
+  softmax = functools.partial(cpu_bfloat16.softmax, dtype=jnp.bfloat16)
+  arguments = (jnp.asarray(x, jnp.float32) for x in (scores, cotangent))
+  probs, pull = jax.vjp(softmax, next(arguments))
+  (found,) = pull(next(arguments))
+  expected = np.exp(scores)
+  expected /= expected.sum(-1, keepdims=True)
+  np.testing.assert_allclose(probs, expected, rtol=1e-5)
+  # The row of probabilities p has the Jacobian diag(p) - p p^T.
+  jacobian = np.eye(7) * expected[..., None] - np.einsum(
+    "...i,...j->...ij", expected, expected
+  )
+  exact = np.einsum("...ij,...j->...i", jacobian, cotangent)
+  np.testing.assert_allclose(found, exact, atol=1e-6)
+
+
+def test_a_masked_score_has_no_derivative():
+  scores = jnp.array([[0.3, -1e30, 1.2]])
+  gradient = jax.grad(lambda x: cpu_bfloat16.softmax(x, jnp.bfloat16)[0, 0])(
+    scores
+  )
+  assert gradient[0, 1] == 0
+  assert np.isfinite(gradient).all()
+
+
+def test_rows_and_their_gradient_are_those_of_indexing():
+  table = arrays((6, 4), (1,))[0]
+  ids = jnp.array([[1, 5, 1], [0, 1, 2]])
+  cotangent = jnp.arange(24, dtype=jnp.bfloat16).reshape(2, 3, 4)
+  found, pull = jax.vjp(lambda x: cpu_bfloat16.rows(x, ids), table)
+  (gradient,) = pull(cotangent)
+  chex.assert_trees_all_equal(found, table[ids])
+  expected = np.zeros((6, 4))
+  np.add.at(expected, np.asarray(ids), np.asarray(cotangent, float))
+  chex.assert_trees_all_equal_shapes_and_dtypes(gradient, table)
+  np.testing.assert_allclose(
+    np.asarray(gradient, float), expected, rtol=_ROUNDING
+  )
