@@ -25,7 +25,7 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.configs import quickstart
 from research import claims, outcomes, study
 
-RHOS = ("0.2", "0.35", "0.65", "0.9")
+RHOS = ("0.2", "0.35", "0.45", "0.5", "0.55", "0.6", "0.65", "0.9")
 # Of the first search for a fact, which misses the alternative wording.
 SWITCH = 0.65 / 1.65
 BUDGETS = tuple(range(1, 9))
