@@ -8,7 +8,7 @@ r"""Makes episodes to imitate, for `sft`.
 
 From `evidence`, the rows say what leads to the answer (supporting passages,
 `gold_doc_ids`) or at least the answer: at each budget a chain of searches asks
-the real retriever until it shows the answer, which is then quoted. From
+the real retriever until a passage, which is then named, tells it. From
 `policy`, the policy of --hf, --checkpoint, --openai or --scripted plays the
 questions. Either way the right and well-formed episodes are kept, of a question
 and a budget the cheapest one.
