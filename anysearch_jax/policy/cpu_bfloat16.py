@@ -24,8 +24,13 @@ import jax.numpy as jnp
 
 
 def is_used(dtype: Any) -> bool:
-  """Returns whether arrays of this type are computed as this module says."""
-  return dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+  """Returns whether arrays of this type are computed as this module says.
+
+  A planned program is for the devices of its mesh, which this machine may lack.
+  """
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  platform = jax.default_backend() if device is None else device.platform
+  return dtype == jnp.bfloat16 and platform == "cpu"
 
 
 def project(

@@ -132,3 +132,15 @@ def test_rows_and_their_gradient_are_those_of_indexing():
   np.testing.assert_allclose(
     np.asarray(gradient, float), expected, rtol=_ROUNDING
   )
+
+
+def test_a_program_for_other_devices_is_jaxs_own():
+  """As `planning.compilation` traces it, on a machine without these devices."""
+  gpu = jax.sharding.AbstractDevice(
+    device_kind="NVIDIA H100", num_cores=None, platform="gpu"
+  )
+  mesh = jax.sharding.AbstractMesh((), (), abstract_device=gpu)
+  assert cpu_bfloat16.is_used(jnp.bfloat16)
+  assert not cpu_bfloat16.is_used(jnp.float32)
+  with jax.sharding.use_abstract_mesh(mesh):
+    assert not cpu_bfloat16.is_used(jnp.bfloat16)
