@@ -46,4 +46,4 @@ def test_the_predicted_loss_is_that_of_trust_above_the_switch_point():
   assert reliability.costs_of_trust(1.0, 12) < 0.05
   assert reliability.get_config("0.9").data.world_reliability == 0.9
   with pytest.raises(ValueError, match=r"expected one of 0\.2, 0\.35"):
-    reliability.get_config("0.5")
+    reliability.get_config("0.7")
