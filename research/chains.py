@@ -16,8 +16,9 @@ P(search) is linear in rho,
     rho wasted + (1 - rho) gained
 
 and the switch point is where it is 0. `wasted` and `gained` are the sums of
-A (searched - 1/2) over a group, averaged over groups, if the memory is right
-and if it is wrong. The library's own rewards and advantages compute A.
+A (searched - 1/2) over the samples of a group that have a search left, averaged
+over groups, if the memory is right and if it is wrong. The library's own
+rewards and advantages compute A.
 
 An evaluation must have several seeds, which are the samples of a question. Of
 each right memory in a chain, the other facts and searches of the samples are
@@ -40,7 +41,7 @@ from scipy import stats
 
 import anysearch_jax as aj
 from anysearch_jax import grpo, rewards
-from research import first_facts
+from research import first_facts, price_of_a_search
 
 # Of the generated world: the share of facts that the first wording finds.
 FOUND = 0.65
@@ -107,17 +108,22 @@ def pushes(
     groups: number of groups that are drawn, over all of `others`.
   """
   rng = np.random.default_rng(_SEED)
-  each = -(-groups // len(others))
-  parts = []
+  groups_of_each = -(-groups // len(others))
+  drawn_groups = []
   for other in others:
-    drawn = rng.integers(0, len(other.right), (each, size))
-    budgets = np.full(each, other.budget)
-    parts.append((other.right[drawn], other.searches[drawn], budgets))
-  others_right, other_searches, budgets = map(np.concatenate, zip(*parts))
-  searched = rng.random(others_right.shape) < 0.5
+    samples = rng.integers(0, len(other.right), (groups_of_each, size))
+    budgets = np.full(groups_of_each, other.budget)
+    drawn_groups.append(
+      (other.right[samples], other.searches[samples], budgets)
+    )
+  others_right, other_searches, budgets = map(
+    np.concatenate, zip(*drawn_groups, strict=True)
+  )
+  # Only a sample that has a search left decides.
+  can_search = other_searches < budgets[:, None]
+  searched = can_search & (rng.random(others_right.shape) < 0.5)
+  score = np.where(can_search, searched - 0.5, 0)
   finds = rng.random((len(searched), 1)) < found
-  # A search beyond the budget is not executed.
-  searched &= other_searches < budgets[:, None]
   searches = other_searches + searched
 
   def push(has_fact: np.ndarray) -> float:
@@ -135,7 +141,7 @@ def pushes(
     advantages = grpo.advantages(
       composite.total, valid, epsilon=1e-6, normalize=normalize
     )
-    return float(np.mean(np.sum(advantages * (searched - 0.5), axis=1)))
+    return float(np.mean(np.sum(advantages * score, axis=1)))
 
   return Pushes(
     wasted=push(np.ones_like(searched)), gained=push(searched & finds)
@@ -168,15 +174,9 @@ def limit(chance: float, found: float = FOUND, size: int = GROUP) -> float:
     found: q.
     size: G.
   """
-  m, k = np.arange(size + 1)[:, None], np.arange(size + 1)
-  searching = stats.binom.pmf(m, size, 0.5)
-  right = stats.binom.pmf(k, m, chance)
-  wasted = chance**size * (searching * np.sqrt(m * (size - m))).sum()
-  gained = found * float(
-    (
-      searching * right * (size - m) * np.sqrt(k / np.maximum(size - k, 1))
-    ).sum()
-  )
+  cost, gain = price_of_a_search.forces(chance, size)
+  wasted = chance**size * cost
+  gained = found * gain
   return gained / (gained + wasted)
 
 
@@ -196,7 +196,7 @@ def others_of(
   for episode in episodes:
     if episode["budget"] >= 1:
       samples[episode["question_id"], episode["budget"]].append(episode)
-  found: dict[int, list[Others]] = collections.defaultdict(list)
+  by_budget: dict[int, list[Others]] = collections.defaultdict(list)
   for (_, budget), played in samples.items():
     if len(played) < 2:
       continue
@@ -208,19 +208,19 @@ def others_of(
         for episode in played
       ]
       searches = [len(episode["queries"]) for episode in played]
-      found[budget].append(
+      by_budget[budget].append(
         Others(
           right=np.array([bool(episode["em"]) for episode in played]),
           searches=np.array(searches) - np.array(for_fact),
           budget=budget,
         )
       )
-  if not found:
+  if not by_budget:
     raise ValueError(
       "Found no question with a remembered fact and two seeds; expected an "
       "evaluation in the generated world with --config.evaluation.seeds=1,2,..."
     )
-  return dict(sorted(found.items()))
+  return dict(sorted(by_budget.items()))
 
 
 def draw(path: pathlib.Path) -> None:

@@ -16,15 +16,12 @@ from research.claims import UNTRAINED, Claim, Row
 
 TITLE = "A real language model"
 ROOT = pathlib.Path("runs/small")
-PRESETS = (
-  "smollm2-cpu",
-  "smollm2-80",
-  "qwen2_5_0_5b-cpu",
-  "qwen2_5_0_5b-80",
-)
 UNTRAINED_SUFFIX = "-untrained"
 # The questions of a rollout, and the rollouts, on each machine.
 _SIZES = {"cpu": (8, 40), "80": (32, 300)}
+PRESETS = tuple(
+  preset for preset in small.PRESETS if preset.rsplit("-", 1)[1] in _SIZES
+)
 _NAME = "small-policies-"
 # Rows that evaluate the model as its package has it.
 _SHORT_PROMPTS = "episode.prompts=documents_short"

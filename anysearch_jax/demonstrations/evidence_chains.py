@@ -90,7 +90,7 @@ async def turns(
 ) -> list[Turn]:
   """Returns the turns of an episode that answers from what its searches show.
 
-  With a budget of 0 it answers from nothing, and so does half of the questions
+  With a budget of 0 it answers from nothing, and so do half of the questions
   whose budget ends without evidence.
 
   Args:
@@ -192,10 +192,10 @@ def _answer(
   answer = question.golden_answers[0] if question.golden_answers else UNKNOWN
   if not gold.supports(shown_passages):
     return Turn("Not found.", UNKNOWN, is_answer=True)
-  telling = [
+  telling_passages = [
     passage for passage in shown_passages if gold.tells(passage.contents)
   ]
-  if not telling:
+  if not telling_passages:
     titles = [_plain_title(passage.title) for passage in shown_passages]
     named_titles = [title for _, title in gold.passages if title in titles]
     return Turn(f"From {' and '.join(named_titles)}.", answer, is_answer=True)
@@ -205,7 +205,7 @@ def _answer(
     words = set(scoring.normalize_answer(passage.contents).split())
     return len(question_words & words)
 
-  source = max(telling, key=overlap)
+  source = max(telling_passages, key=overlap)
   # Aliases differ in case; one that the passage spells is learned by copying.
   answer = min(
     (
@@ -215,7 +215,8 @@ def _answer(
     ),
     key=lambda alias: alias not in source.contents,
   )
-  return Turn(f"From {_plain_title(source.title)}.", answer, is_answer=True)
+  title = _plain_title(source.title) or "a passage"
+  return Turn(f"From {title}.", answer, is_answer=True)
 
 
 def _plain_title(title: str) -> str:

@@ -63,6 +63,13 @@ def test_without_a_deviation_it_is_where_the_reward_puts_it():
     assert found.switch == pytest.approx(switch, abs=_NOISE)
 
 
+def test_a_sample_without_a_search_left_has_no_say():
+  spent = chains.Others(np.array([True, False]), np.array([2, 2]), budget=2)
+  pushes = chains.pushes([spent], PAPER)
+  assert pushes.wasted == pushes.gained == 0
+  assert np.isnan(pushes.switch)
+
+
 def episode(seed, queries, em, budget=3):
   facts = [
     {

@@ -150,6 +150,9 @@ def test_the_telling_passage_with_most_words_of_the_question_is_named():
   city = types.Passage("8", "City", "Lund is a city.")
   turns, _ = chain(question, 1, {question.text: (city, TASSE, OTHER)})
   assert turns[-1].thought == "From Mira Tasse."
+  untitled = dataclasses.replace(TASSE, title="")
+  turns, _ = chain(question, 1, {question.text: (untitled,)})
+  assert turns[-1].thought == "From a passage."
 
 
 def test_turns_are_well_formed_and_hold_no_tag_of_a_passage():
