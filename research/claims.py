@@ -167,8 +167,8 @@ def difference(
 ) -> aj.inference.Effect:
   """Returns a measure of one row minus that of another.
 
-  Questions are paired, and so are trainings with equal seeds, which see the
-  same questions and share their random draws.
+  Questions are paired; trainings of the two rows are independent draws, also
+  with equal seeds.
 
   Args:
     ours, theirs: trainings of the rows.
