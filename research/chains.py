@@ -1,10 +1,11 @@
 """Where a search starts to pay, if the answer needs more than one fact.
 
     python -m research.chains --figure=chains.svg
-    python -m research.chains runs/a/evaluation/plain
+    python -m research.chains runs/a/evaluation/plain --switches=switches.json
 
 The first command draws the switch point over the probability that a sample
-finds all other facts; the second computes it for each budget from episodes.
+finds all other facts; the second computes it from episodes, for each budget and
+for all of them, and adds it to a file under the name of the folder.
 
 The setting is that of docs/objective.md: a policy remembers a fact, and its
 memory is right with probability rho, for the whole group. It searches for the
@@ -28,11 +29,13 @@ what they were; the fact and its search are drawn anew.
 from __future__ import annotations
 
 import collections
+import json
 import pathlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
@@ -68,6 +71,23 @@ class Others(NamedTuple):
   right: np.ndarray
   searches: np.ndarray
   budget: int
+
+
+class Switches(NamedTuple):
+  """Where a search starts to pay in played chains.
+
+  Attributes:
+    by_budget: the switch point at each budget, a policy of its own for each.
+    of_all: that of one policy which does the same at every budget: of the sum
+      of the gradients.
+    chances: by budget, the share of samples that found all other facts.
+    deviations: by budget, the deviation of other searches within a question.
+  """
+
+  by_budget: dict[int, float]
+  of_all: float
+  chances: dict[int, float]
+  deviations: dict[int, float]
 
 
 class Pushes(NamedTuple):
@@ -223,6 +243,49 @@ def others_of(
   return dict(sorted(by_budget.items()))
 
 
+def switches_of(
+  by_budget: Mapping[int, Sequence[Others]],
+  reward: aj.config.RewardConfig,
+  *,
+  groups: int = _GROUPS,
+) -> Switches:
+  """Returns the switch points of played chains.
+
+  Args:
+    by_budget: of each budget, the others of its questions.
+    reward: the reward's weights.
+    groups: number of groups that are drawn at each budget.
+  """
+  by_budget_pushes = {
+    budget: pushes(others, reward, groups=groups)
+    for budget, others in by_budget.items()
+  }
+  gained = sum(push.gained for push in by_budget_pushes.values())
+  wasted = sum(push.wasted for push in by_budget_pushes.values())
+  chances = {
+    budget: float(np.mean([other.right.mean() for other in others]))
+    for budget, others in by_budget.items()
+  }
+  deviations = {
+    budget: float(np.mean([other.searches.std() for other in others]))
+    for budget, others in by_budget.items()
+  }
+  return Switches(
+    {budget: push.switch for budget, push in by_budget_pushes.items()},
+    Pushes(wasted=wasted, gained=gained).switch,
+    chances,
+    deviations,
+  )
+
+
+def add(path: pathlib.Path, name: str, switches: Switches) -> None:
+  """Adds switch points to a JSON file, which it makes if it is not there."""
+  stored = json.loads(path.read_text()) if path.is_file() else {}
+  rounded = jax.tree.map(lambda number: round(number, 3), switches._asdict())
+  stored[name] = rounded
+  path.write_text(json.dumps(dict(sorted(stored.items())), indent=1) + "\n")
+
+
 def draw(path: pathlib.Path) -> None:
   """Draws the switch point over p, and prints it."""
   figure, axes = plt.subplots(1, len(_TRIES), figsize=(10, 3.5), sharey=True)
@@ -252,6 +315,7 @@ def draw(path: pathlib.Path) -> None:
 def define_flags() -> None:
   """Defines the command's flags; importing the module defines none."""
   flags.DEFINE_string("figure", None, "An SVG file.")
+  flags.DEFINE_string("switches", None, "A JSON file that gets the points.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -264,14 +328,16 @@ def main(argv: Sequence[str]) -> None:
       by_budget = others_of(episodes)
     except (OSError, ValueError) as error:
       sys.exit(f"research.chains: {folder}: {error}")
-    for budget, others in by_budget.items():
-      chance = np.mean([other.right.mean() for other in others])
-      deviation = np.mean([other.searches.std() for other in others])
-      switch = pushes(others, reward).switch
+    switches = switches_of(by_budget, reward)
+    for budget, switch in switches.by_budget.items():
       print(
-        f"{folder} B = {budget}: p {chance:.2f}, deviation of other searches "
-        f"{deviation:.2f}, switch {switch:.2f}"
+        f"{folder} B = {budget}: p {switches.chances[budget]:.2f}, deviation "
+        f"of other searches {switches.deviations[budget]:.2f}, switch "
+        f"{switch:.2f}"
       )
+    print(f"{folder} all budgets: switch {switches.of_all:.2f}")
+    if path := flags.FLAGS.switches:
+      add(pathlib.Path(path), pathlib.Path(folder).name, switches)
 
 
 if __name__ == "__main__":
