@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -115,6 +117,27 @@ def test_others_are_the_searches_for_other_facts():
   assert budget == others.budget == 3
   np.testing.assert_array_equal(others.right, [True, False])
   np.testing.assert_array_equal(others.searches, [2, 1])
+
+
+def test_one_policy_for_all_budgets_has_the_switch_point_of_the_sum(tmp_path):
+  alone = [chains.alike(1.0)]
+  spread = [chains.alike(0.5, tries=4)]
+  by_budget = {1: alone, 5: spread}
+  found = chains.switches_of(by_budget, PAPER, groups=1 << 12)
+  pushes = [chains.pushes(x, PAPER, groups=1 << 12) for x in (alone, spread)]
+  assert found.by_budget == {1: pushes[0].switch, 5: pushes[1].switch}
+  gained = pushes[0].gained + pushes[1].gained
+  wasted = pushes[0].wasted + pushes[1].wasted
+  assert found.of_all == pytest.approx(gained / (gained - wasted))
+  assert found.chances == {1: 1.0, 5: 0.5}
+  assert found.deviations[1] == 0
+  assert found.deviations[5] == pytest.approx(1.0, abs=0.02)
+  path = tmp_path / "switches.json"
+  chains.add(path, "second", found)
+  chains.add(path, "first", found)
+  stored = json.loads(path.read_text())
+  assert list(stored) == ["first", "second"]
+  assert stored["first"]["of_all"] == round(found.of_all, 3)
 
 
 def test_episodes_of_one_seed_are_refused():
