@@ -15,11 +15,15 @@ the deviation of a group. The table `price` changes one part of the priced
 reward at a time; `authors` trains as the authors' code does where it differs
 from their text; `turns` compares turns instead of episodes; `rivals` has a
 Search-R1-like row: an outcome reward, a fixed budget of 5, no scaffold. The
+table `one_budget` has the priced reward at fixed budgets, K policies in place
+of one; `unseen` trains with budgets up to 5, so that 6 to 8 are new. The
 table `greedy` has the same policies with the most probable token everywhere,
 which tells what is lost by sampling from what is lost by deciding.
 """
 
 from __future__ import annotations
+
+import math
 
 import anysearch_jax as aj
 from research.claims import AMPLE, TIGHT, UNTRAINED, Claim, Row, above
@@ -29,6 +33,9 @@ TABLES = ("tool", "format", "scaffold", "sampling", "phases")
 _BATCH = "objective.normalize=batch"
 _OFF = "reward.gamma_mode=off"
 _NO_REL = "reward.use_rel=false"
+_SEEN = 5  # The largest budget of the trainings that do not see all.
+# Searches of policies that are made for one budget.
+_FIXED_BUDGETS = (1, 2, 3, 5, 8)
 # The rows of docs/evidence.md, which have five trainings each.
 MEASURED = {
   "anysearch": "AnySearch",
@@ -66,6 +73,14 @@ SEARCH_R1 = (
 
 def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
   """Returns all rows over a base configuration, the full method first."""
+  # The levels of Phase I are whole rollouts.
+  curriculum = base.curriculum
+  per_rollout = curriculum.steps_per_rollout
+  rollouts = math.ceil(curriculum.phase1_steps / (_SEEN * per_rollout))
+  up_to_5 = (
+    f"curriculum.max_budget={_SEEN}",
+    f"curriculum.phase1_steps={rollouts * _SEEN * per_rollout}",
+  )
   trained = (
     *_paper(base),
     Row("batch_anysearch", "AnySearch, batch", "price", (_BATCH,)),
@@ -73,6 +88,7 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     Row("batch_no_rel", "Batch, no R_rel", "price", (_NO_REL, _BATCH)),
     Row("priced", "Priced", "price", PRICED),
     Row("priced_group", "Priced, group", "price", PRICED[1:]),
+    Row("no_tool_batch", "No tool reward, batch", "price", (_BATCH, _OFF)),
     # It has the gradient's scale that `batch` mends.
     Row("undivided", "Undivided", "price", ("objective.normalize=none",)),
     Row("authors", "AnySearch, authors' code", "authors", _AUTHORS),
@@ -83,6 +99,17 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
       (*PRICED, "objective.baseline=turn"),
     ),
     Row("search_r1", "Search-R1-like", "rivals", SEARCH_R1),
+    *(
+      Row(
+        f"priced_at_{budget}",
+        f"Priced, made for {budget}",
+        "one_budget",
+        (*PRICED, f"curriculum.fixed_budget={budget}"),
+      )
+      for budget in _FIXED_BUDGETS
+    ),
+    Row("anysearch_to_5", "AnySearch, up to 5", "unseen", up_to_5),
+    Row("priced_to_5", "Priced, up to 5", "unseen", (*PRICED, *up_to_5)),
   )
   greedy = (
     Row(
@@ -253,6 +280,56 @@ CLAIMS = {
       ("no_tool_greedy", "no tool reward"),
     )
     for claim in above(who, ours, name, label)
+  ),
+  "AnySearch against Search-R1": tuple(
+    above("AnySearch", "anysearch", "search_r1", "Search-R1")
+  ),
+  # Both have the rollout's deviation, so that only the price differs.
+  "What a price alone does": (
+    Claim(
+      "Without a price there is more accuracy",
+      "no_tool_batch",
+      "priced",
+      "accuracy",
+    ),
+    Claim(
+      "Without a price there are more searches",
+      "no_tool_batch",
+      "priced",
+      "searches",
+    ),
+    Claim("A price adds TP", "priced", "no_tool_batch", "tp"),
+  ),
+  "One policy in place of several": (
+    *(
+      Claim(
+        f"One policy is above the one made for {budget}, at B = {budget}",
+        "priced",
+        f"priced_at_{budget}",
+        "accuracy",
+        (budget,),
+      )
+      for budget in _FIXED_BUDGETS
+    ),
+    *(
+      Claim(
+        f"The policy made for {budget} makes more searches at B = 1 to 8",
+        f"priced_at_{budget}",
+        "priced",
+        "searches",
+      )
+      for budget in (5, 8)
+    ),
+  ),
+  "Budgets that no training saw": tuple(
+    Claim(
+      f"{label} is above its training with budgets up to 5, at B = 6 to 8",
+      name,
+      f"{name}_to_5",
+      "accuracy",
+      AMPLE,
+    )
+    for name, label in (("anysearch", "AnySearch"), ("priced", "Priced"))
   ),
   "The authors' code against their text": tuple(
     Claim(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,12 +109,21 @@ class Finding(NamedTuple):
 
 
 def decide(
-  claims: Sequence[Claim], rows: Trainings, trainings: int = TRAININGS
+  claims: Sequence[Claim],
+  rows: Trainings,
+  trainings: int = TRAININGS,
+  trained_as: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
   """Returns what the trainings say of each claim of a family.
 
   A claim is decided with the first `trainings` seeds of both rows, or with the
   first `MORE`, once all of them are there: with fewer than three never.
+
+  Args:
+    claims: the family.
+    rows: the trainings of each row, by its name.
+    trainings: number of first seeds.
+    trained_as: of rows that evaluate the policies of another, that one's name.
 
   Raises:
     ValueError: a claim names budgets that one of its rows was not asked at.
@@ -126,7 +136,9 @@ def decide(
     words.append(f"not decided: {count} of {wanted} trainings")
     whole = count == wanted
     effects.append(
-      difference(more, less, c.measure, c.budgets) if whole else None
+      difference(more, less, c.measure, c.budgets, trained_as)
+      if whole
+      else None
     )
   p = _holm(effect.p if effect else None for effect in effects)
   return [
@@ -164,16 +176,18 @@ def difference(
   theirs: Sequence[outcomes.Outcomes],
   measure: str,
   budgets: Sequence[int] = (),
+  trained_as: Mapping[str, str] = MappingProxyType({}),
 ) -> aj.inference.Effect:
   """Returns a measure of one row minus that of another.
 
-  Questions are paired; trainings of the two rows are independent draws, also
-  with equal seeds.
+  Questions are paired. Trainings are paired if the rows evaluate the same
+  policies; otherwise they are independent draws, also with equal seeds.
 
   Args:
     ours, theirs: trainings of the rows.
     measure: `accuracy`, `tp` or `searches`.
     budgets: the budgets to pool; empty: all that are at least 1.
+    trained_as: as of `decide`.
 
   Raises:
     ValueError: the rows were asked other questions, or not at these budgets.
@@ -183,7 +197,10 @@ def difference(
       f"{ours[0].row} and {theirs[0].row} were asked different questions; "
       "expected the same. Run one of them again."
     )
-  sides = [outcomes.sums(side) for side in (ours, theirs)]
+  sides = [
+    outcomes.sums(side, trained_as.get(side[0].row, ""))
+    for side in (ours, theirs)
+  ]
   parts = [
     side.linearised((measure,), _pool(side.budgets, budgets)) for side in sides
   ]
@@ -227,6 +244,7 @@ def page(
     for own in [first(some, trainings)]
     if len(own) == trainings
   }
+  trained_as = {row.name: row.policy_of for row in rows if row.policy_of}
   base = rows[0].name
   seeds = map(str, range(FIRST_SEED, FIRST_SEED + trainings))
   parts = [
@@ -254,10 +272,10 @@ def page(
       words = "Holm's correction is over these rows, in each measure."
       parts += [
         f"Minus {labels[base]}. {words}\n",
-        against(base, shown, labels),
+        against(base, shown, labels, trained_as),
       ]
   for heading, claims in families.items():
-    decided = decide(claims, by_row, trainings)
+    decided = decide(claims, by_row, trainings, trained_as)
     count = sum(not np.isnan(one.p) for one in decided)
     parts += [
       f"## Claims: {heading}\n",
@@ -302,7 +320,12 @@ def accuracy(rows: Trainings, labels: Mapping[str, str]) -> str:
   return _table([*head, "pooled", "TP", "searches"], lines)
 
 
-def against(base: str, rows: Trainings, labels: Mapping[str, str]) -> str:
+def against(
+  base: str,
+  rows: Trainings,
+  labels: Mapping[str, str],
+  trained_as: Mapping[str, str] = MappingProxyType({}),
+) -> str:
   """Tabulates the differences of all rows from one, pooled over B >= 1.
 
   p is two-sided, with Holm's correction over the rows; detectable is the
@@ -311,11 +334,15 @@ def against(base: str, rows: Trainings, labels: Mapping[str, str]) -> str:
   Args:
     base: name of that row, which `rows` has.
     rows, labels: as of `accuracy`.
+    trained_as: as of `decide`.
   """
   others = [name for name in rows if name != base]
   lines: list[list[str]] = [[labels[name]] for name in others]
   for m in _MEASURES:
-    effects = [difference(rows[name], rows[base], m) for name in others]
+    effects = [
+      difference(rows[name], rows[base], m, trained_as=trained_as)
+      for name in others
+    ]
     p = _holm(effect.p for effect in effects)
     for line, effect, value in zip(lines, effects, p, strict=True):
       line += [

@@ -138,11 +138,14 @@ def read(path: pathlib.Path) -> list[Outcomes]:
   return list(found.values())
 
 
-def sums(trainings: Sequence[Outcomes]) -> aj.measures.Sums:
+def sums(
+  trainings: Sequence[Outcomes], trained_as: str = ""
+) -> aj.measures.Sums:
   """Returns the sums of a row's trainings.
 
   Args:
     trainings: at least one, all of one row.
+    trained_as: name of the row that trained the policies; "": this one.
 
   Raises:
     ValueError: they differ in settings, in questions or in budgets.
@@ -164,9 +167,10 @@ def sums(trainings: Sequence[Outcomes]) -> aj.measures.Sums:
   return aj.measures.Sums(
     np.stack(values, axis=-1).astype(np.float64),
     _NAMES,
-    # Trainings of two rows are independent draws, also with equal seeds: the
-    # accuracies of ten rows had a mean correlation of .07 over seeds.
-    tuple(f"{one.row}, seed {one.seed}" for one in trainings),
+    # Rows are paired if they evaluate the same policies. Other trainings are
+    # independent draws, also with equal seeds: the accuracies of ten rows had a
+    # mean correlation of .07 over seeds.
+    tuple(f"{trained_as or one.row}, seed {one.seed}" for one in trainings),
     first.budgets,
     np.zeros(right.shape[1], np.int64),
     np.repeat(np.arange(len(first.clusters)), first.clusters),

@@ -83,6 +83,22 @@ def test_trainings_of_two_rows_are_independent_also_with_equal_seeds(rows):
   assert claims.difference(others, rows["a"], "accuracy") == found
 
 
+def test_rows_that_evaluate_the_same_policies_are_paired(rows):
+  greedy = [
+    dataclasses.replace(one, row="d", right=one.right.copy())
+    for one in rows["a"]
+  ]
+  for one in greedy:
+    wrong = np.argwhere(~one.right[1:])[:10]
+    one.right[1:][tuple(wrong.T)] = True
+  asked = [claims.Claim("d is above a", "d", "a", "accuracy")]
+  by_row = {**rows, "d": greedy}
+  for trained_as, is_decided in (({}, False), ({"d": "a"}, True)):
+    (found,) = claims.decide(asked, by_row, 3, trained_as)
+    assert found.effect.estimate.value == pytest.approx(10 / 800)
+    assert (found.word == "reproduced") == is_decided
+
+
 def test_every_row_is_compared_with_the_first(rows):
   found = cells(claims.against("a", rows, LABELS))
   assert list(found) == ["Other", "Alike"]
