@@ -89,6 +89,15 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
     Row("priced", "Priced", "price", PRICED),
     Row("priced_group", "Priced, group", "price", PRICED[1:]),
     Row("no_tool_batch", "No tool reward, batch", "price", (_BATCH, _OFF)),
+    Row(
+      "price_after",
+      "Price after the deviation",
+      "price",
+      (
+        "reward.function=research/price_after_deviation.py:reward",
+        "objective.normalize=none",
+      ),
+    ),
     # It has the gradient's scale that `batch` mends.
     Row("undivided", "Undivided", "price", ("objective.normalize=none",)),
     Row("authors", "AnySearch, authors' code", "authors", _AUTHORS),
@@ -299,6 +308,23 @@ CLAIMS = {
       "searches",
     ),
     Claim("A price adds TP", "priced", "no_tool_batch", "tp"),
+  ),
+  "A price that no group's deviation divides": (
+    Claim(
+      "It is above AnySearch at large budgets",
+      "price_after",
+      "anysearch",
+      "accuracy",
+      AMPLE,
+    ),
+    Claim("It has more TP than no tool reward", "price_after", "no_tool", "tp"),
+    Claim("It is above the priced reward", "price_after", "priced", "accuracy"),
+    Claim(
+      "The priced reward makes more searches",
+      "priced",
+      "price_after",
+      "searches",
+    ),
   ),
   "One policy in place of several": (
     *(
