@@ -46,14 +46,17 @@ def test_the_plan_is_complete_and_its_flags_are_real(full):
     if job.name.startswith("train"):
       c = resolved.curriculum
       assert (c.total_steps, c.rollouts) == ((600, 120) if full else (300, 60))
-      assert c.fixed_budget == (1 if "at_1" in job.name else c.fixed_budget)
+      method, _, budget = job.name.rpartition("-")[0].partition("_at_")
+      assert method.startswith("train-")
+      if budget:
+        assert c.fixed_budget == int(budget)
       assert resolved.seed == int(job.name.rpartition("-")[2])
     else:
       assert resolved.evaluation.questions == (1000 if full else 600)
       budgets = evaluate.parse_budgets(flags["budgets"])
       assert budgets == (tuple(range(9)) if full else (0, 1, 2, 3, 5, 8))
   trainings = [name for name in names if name.startswith("train")]
-  assert len(trainings) == (15 if full else 2)
+  assert len(trainings) == (18 if full else 2)
 
 
 def test_what_needs_no_training_runs_beside_the_first_one():
