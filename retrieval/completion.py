@@ -282,7 +282,7 @@ def _filled(
     if not gold:
       named_ids.update(own_ids)
     ids = [id_ for id_ in own_ids if has_id[id_]]
-    # Ids of the corpus that a row has are those of the documents that are there.
+    # A row that has ids of the corpus has those of all documents in it.
     lacking = [d for d in gold if not d.is_there] if ids else gold
     for document in lacking:
       ids += document.ids
