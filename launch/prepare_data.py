@@ -102,7 +102,8 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "skip_malformed",
     False,
-    "Drop rows that are no question; without it they are an error.",
+    "Drop rows that are no question; without it they are an error. Lines of "
+    "--complete_corpus that are no passage remain and are not read.",
   )
   flags.DEFINE_string(
     "passages",

@@ -30,8 +30,8 @@ from anysearch_jax.retrieval import passages
 # Ids of added passages begin with this; the hash of the document follows.
 _PREFIX = "gold-"
 _RUN_WORDS = 4
-# Between texts of Wikipedia under one title, copies of one paragraph share more
-# runs, and paragraphs that lack a sentence of the other share fewer.
+# In pairs of Wikipedia's texts of one title, those that share more differ in
+# words; among those that share less, one lacks a statement of the other.
 _SHARE = 0.8
 _WORD = re.compile(r"\w+")
 
@@ -148,15 +148,15 @@ def complete(
 ) -> Completion:
   """Finds the gold documents of questions in a corpus, which is read once.
 
-  Memory holds the documents, not the corpus. A question whose rows has
-  `gold_doc_ids` of the corpus keeps these and gets those of added passages;
-  another gets the ids of all passages that hold its documents.
+  Memory holds the documents, not the corpus. A question with `gold_doc_ids` of
+  the corpus keeps these and gets the ids of its added passages; another gets
+  the ids of all passages that hold its documents.
 
   Args:
     parts: the questions by `<dataset>_<split>`.
     corpus: JSON lines, also `.gz`, see `retrieval/passages`.
-    skip_malformed: whether lines of the corpus that are not a passage count as
-      none.
+    skip_malformed: whether lines of the corpus that are not a passage are
+      ignored; the copy keeps them.
     on_bytes: called with the number of bytes read so far.
 
   Raises:
@@ -235,9 +235,9 @@ def complete(
 def _add_missing(
   groups: Iterable[Sequence[_Document]], taken_ids: set[str]
 ) -> list[_Document]:
-  """Returns the documents that the corpus lacks, in the order of questions.
+  """Returns the documents that the corpus lacks, title by title.
 
-  Of two versions of one text the first is added, if it has enough of the other.
+  Of two versions of one text the first is added, if it holds the other.
 
   Args:
     groups: the documents of each title.
