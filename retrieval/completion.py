@@ -270,17 +270,17 @@ def _filled(
 ) -> tuple[list[preparing.Entry], dict[str, int]]:
   """Returns the questions of a part with `gold_doc_ids`, and its counts."""
   filled = []
-  named: dict[str, _Document] = {}
-  named_ids: set[str] = set()
+  gold_of_part: dict[str, _Document] = {}
+  ids_of_part: set[str] = set()
   questions = 0
   for entry in entries:
     metadata = json.loads(entry.metadata)
     own_ids = metadata.get("gold_doc_ids", [])
     gold = [documents[document.id] for document in _gold(metadata)]
     questions += bool(gold or own_ids)
-    named.update({document.id: document for document in gold})
+    gold_of_part.update({document.id: document for document in gold})
     if not gold:
-      named_ids.update(own_ids)
+      ids_of_part.update(own_ids)
     ids = [id_ for id_ in own_ids if has_id[id_]]
     # A row that has ids of the corpus has those of all documents in it.
     lacking = [d for d in gold if not d.is_there] if ids else gold
@@ -291,17 +291,17 @@ def _filled(
       text = json.dumps(metadata, ensure_ascii=False, sort_keys=True)
       entry = entry._replace(metadata=text)
     filled.append(entry)
-  added = [d for d in named.values() if d.ids and not d.is_there]
-  there = sum(document.is_there for document in named.values())
-  there += sum(has_id[id_] for id_ in named_ids)
-  total = len(named) + len(named_ids)
+  added = [d for d in gold_of_part.values() if d.ids and not d.is_there]
+  in_corpus = sum(document.is_there for document in gold_of_part.values())
+  in_corpus += sum(has_id[id_] for id_ in ids_of_part)
+  total = len(gold_of_part) + len(ids_of_part)
   return filled, {
     "questions": questions,
     "named": total,
-    "in_corpus": there,
+    "in_corpus": in_corpus,
     "added": len(added),
     "added_to_title": sum(document.has_title for document in added),
-    "left_out": total - there - len(added),
+    "left_out": total - in_corpus - len(added),
   }
 
 

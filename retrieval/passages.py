@@ -248,7 +248,7 @@ def read(
   source = pathlib.Path(source)
   files = _files(source)
   is_table = files != [source]
-  kept = 0
+  count = 0
   with (
     files[0].open("rb") as raw,
     gzip.open(raw) if is_compressed(source) else raw as lines,
@@ -256,7 +256,7 @@ def read(
     rows = _table_rows(files) if is_table else _lines(lines, source)
     for number, line in enumerate(_without_last_blanks(rows), start=1):
       try:
-        passage = _parse(line, kept)
+        passage = _parse(line, count)
       except CorpusError as error:
         if not skip_malformed:
           raise CorpusError(
@@ -265,12 +265,12 @@ def read(
           ) from None
         yield line, None
         continue
-      kept += 1
+      count += 1
       yield line, passage
       if number % 4096 == 0:
         on_bytes(raw.tell())
   on_bytes(sum(path.stat().st_size for path in files))
-  if not kept:
+  if not count:
     raise CorpusError(
       f"{source}: found no passage, expected one a line. {_OTHER_FILES}"
     )
