@@ -40,7 +40,7 @@ from anysearch_jax.data import files, formats, prepared, preparing
 from anysearch_jax.host import disk, listing
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import progress
-from anysearch_jax.retrieval import completion
+from anysearch_jax.retrieval import completed_corpus
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
 PAPER = (
@@ -195,11 +195,11 @@ def run(f: flags.FlagValues) -> str:
 
 def _complete(
   parts: preparing.Parts, corpus: pathlib.Path, settings: preparing.Settings
-) -> completion.Completion:
+) -> completed_corpus.CompletedCorpus:
   """Completes a corpus, with a line of progress."""
   size = corpus.stat().st_size if corpus.is_file() else 0
   line = progress.Line(max(size >> 20, 1), unit="MB read")
-  return completion.complete(
+  return completed_corpus.complete(
     parts,
     corpus,
     skip_malformed=settings.skip_malformed,
@@ -208,7 +208,7 @@ def _complete(
 
 
 def _corpus_lines(
-  completed: completion.Completion, folder: pathlib.Path
+  completed: completed_corpus.CompletedCorpus, folder: pathlib.Path
 ) -> list[str]:
   """Formats what the corpus lacked, one line per dataset and split."""
   columns = ("questions", "named", "in_corpus", "added")

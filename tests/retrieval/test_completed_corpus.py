@@ -9,7 +9,7 @@ import random
 import pytest
 
 from anysearch_jax.data import formats, preparing
-from anysearch_jax.retrieval import completion, passages
+from anysearch_jax.retrieval import completed_corpus, passages
 
 
 def _words(count, name="w"):
@@ -101,7 +101,7 @@ def test_document_is_there_if_its_title_has_most_of_its_runs(
   tmp_path, documents, ids
 ):
   corpus = _corpus(tmp_path / "c.jsonl", *documents)
-  completed = completion.complete(_parts(_naming(("Emma", GOLD))), corpus)
+  completed = completed_corpus.complete(_parts(_naming(("Emma", GOLD))), corpus)
   counts = completed.counts["hotpotqa_dev"]
   assert counts["questions"] == counts["named"] == 1
   assert counts["in_corpus"] == (ids is not None)
@@ -118,7 +118,7 @@ def test_document_is_there_if_its_title_has_most_of_its_runs(
 def test_titles_are_compared_without_spelling(tmp_path):
   corpus = _corpus(tmp_path / "c.jsonl", ("Simon & Schuster", "is a firm"))
   asked = _parts(_naming(("Simon &amp; Schuster", "Is a firm.")))
-  assert completion.complete(asked, corpus).added == 0
+  assert completed_corpus.complete(asked, corpus).added == 0
 
 
 def test_shares_are_those_of_a_search_for_each_run(tmp_path):
@@ -131,7 +131,7 @@ def test_shares_are_those_of_a_search_for_each_run(tmp_path):
   corpus = _corpus(tmp_path / "c.jsonl", *documents)
   gold = {(draw.choice("TU"), text(draw.randint(1, 40))) for _ in range(300)}
   parts = _parts(*(_naming(document) for document in sorted(gold)))
-  completed = completion.complete(parts, corpus)
+  completed = completed_corpus.complete(parts, corpus)
   there = 0
   for title, words in gold:
     split = words.split()
@@ -151,7 +151,7 @@ def test_a_document_of_several_questions_is_added_once(tmp_path):
   one, version = ("Emma", GOLD), ("Emma", _changed(10))
   parts = _parts(_naming(one), _naming(one, version))
   parts |= _parts(_naming(version), name="musique_dev")
-  completed = completion.complete(parts, corpus)
+  completed = completed_corpus.complete(parts, corpus)
   assert completed.added == 1
   assert completed.counts["hotpotqa_dev"]["named"] == 2
   assert completed.counts["hotpotqa_dev"]["added"] == 2
@@ -165,10 +165,10 @@ def test_a_document_of_several_questions_is_added_once(tmp_path):
 def test_ids_of_added_passages_are_new_and_last(tmp_path):
   asked = _parts(_naming(("Emma", GOLD)))
   corpus = _corpus(tmp_path / "c.jsonl", ("Other", "text"))
-  ((id_,),) = _gold_ids(completion.complete(asked, corpus))
+  ((id_,),) = _gold_ids(completed_corpus.complete(asked, corpus))
   taken = [{"id": name, "title": "T", "text": "x"} for name in (id_, id_ + "+")]
   corpus.write_text("\n".join(map(json.dumps, taken)))
-  completed = completion.complete(asked, corpus)
+  completed = completed_corpus.complete(asked, corpus)
   assert _gold_ids(completed) == [[id_ + "++"]]
   assert [*_read(completed, tmp_path)] == [id_, id_ + "+", id_ + "++"]
 
@@ -176,11 +176,11 @@ def test_ids_of_added_passages_are_new_and_last(tmp_path):
 def test_completed_corpus_lacks_nothing_and_is_the_same_each_time(tmp_path):
   asked = _parts(_naming(("Emma", GOLD), ("Bath", _words(9))), _naming())
   corpus = _corpus(tmp_path / "c.jsonl", ("Other", "text"))
-  completed = completion.complete(asked, corpus)
+  completed = completed_corpus.complete(asked, corpus)
   assert completed.added == 2
-  assert completion.complete(asked, corpus) == completed
+  assert completed_corpus.complete(asked, corpus) == completed
   completed.write(tmp_path)
-  again = completion.complete(asked, tmp_path / completed.name)
+  again = completed_corpus.complete(asked, tmp_path / completed.name)
   assert again.added == 0
   assert again.counts["hotpotqa_dev"]["in_corpus"] == 2
   assert _gold_ids(again) == _gold_ids(completed)
@@ -195,7 +195,7 @@ def test_lines_of_the_corpus_stay_as_they_are(tmp_path, name, end):
   corpus = tmp_path / name
   corpus.write_bytes(data)
   asked = _parts(_naming(("T", "b"), ("Emma", GOLD)))
-  completed = completion.complete(asked, corpus)
+  completed = completed_corpus.complete(asked, corpus)
   folder = tmp_path / "out"
   folder.mkdir()
   rows = _read(completed, folder)
@@ -218,7 +218,7 @@ def test_added_passages_have_the_columns_of_the_corpus(tmp_path, row, columns):
   corpus = tmp_path / "c.jsonl"
   corpus.write_text(json.dumps(row) + "\n")
   asked = _parts(_naming((' "Heroes" \n', f"{GOLD}\n\u00e9\u2028")))
-  completed = completion.complete(asked, corpus)
+  completed = completed_corpus.complete(asked, corpus)
   assert [*json.loads(completed.lines)] == columns
   (text,) = [t for _, t in list(_read(completed, tmp_path).values())[1:]]
   assert text == f"{GOLD}\n\u00e9"
@@ -241,7 +241,7 @@ def test_gold_doc_ids_are_kept_and_filled(tmp_path, own_ids, expected):
   )
   documents = (("Emma", GOLD), ("Bath", _words(9)))
   asked = _parts(_naming(*documents, gold_doc_ids=own_ids, level="hard"))
-  completed = completion.complete(asked, corpus)
+  completed = completed_corpus.complete(asked, corpus)
   (found,) = _gold_ids(completed)
   assert [id_.partition("-")[0] for id_ in found] == expected
   (entry,) = completed.parts["hotpotqa_dev"].entries
@@ -255,7 +255,7 @@ def test_documents_without_a_text_are_counted(tmp_path):
   ids = {"gold_doc_ids": ["0", "9"]}
   unnamed = _naming(("", GOLD), ("Signs", "?!"))
   parts = _parts(titles, ids, unnamed, {})
-  completed = completion.complete(parts, corpus)
+  completed = completed_corpus.complete(parts, corpus)
   assert completed.counts["hotpotqa_dev"] == {
     "questions": 3,
     "named": 6,
@@ -283,18 +283,18 @@ def test_unusable_corpora_are_refused(tmp_path, text, message):
     corpus.write_text(text)
   asked = _parts(_naming(("Emma", GOLD)))
   with pytest.raises(passages.CorpusError, match=message):
-    completion.complete(asked, corpus)
+    completed_corpus.complete(asked, corpus)
   with pytest.raises(passages.CorpusError, match="found a folder"):
-    completion.complete(asked, tmp_path)
+    completed_corpus.complete(asked, tmp_path)
   with pytest.raises(formats.DataError, match="no question with gold"):
-    completion.complete(_parts({}, {"supporting": []}), corpus)
+    completed_corpus.complete(_parts({}, {"supporting": []}), corpus)
 
 
 def test_malformed_lines_are_skipped_on_request(tmp_path):
   corpus = tmp_path / "c.jsonl"
   corpus.write_text('{"title": "T", "text": "x"}\nnothing\n\n')
   asked = _parts(_naming(("Emma", GOLD)))
-  completed = completion.complete(asked, corpus, skip_malformed=True)
+  completed = completed_corpus.complete(asked, corpus, skip_malformed=True)
   completed.write(tmp_path)
   path = tmp_path / completed.name
   rows = [p for _, p in passages.read(path, skip_malformed=True)]

@@ -83,7 +83,7 @@ class _Document:
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion:
+class CompletedCorpus:
   """A completed corpus that is not yet written.
 
   Attributes:
@@ -145,7 +145,7 @@ def complete(
   *,
   skip_malformed: bool = False,
   on_bytes: Callable[[int], None] = lambda done: None,
-) -> Completion:
+) -> CompletedCorpus:
   """Finds the gold documents of questions in a corpus, which is read once.
 
   Memory holds the documents, not the corpus. A question with `gold_doc_ids` of
@@ -229,7 +229,9 @@ def complete(
     completed[name] = dataclasses.replace(part, entries=entries)
     if part_counts["named"]:
       counts[name] = part_counts
-  return Completion(completed, counts, source, added=len(added), lines=lines)
+  return CompletedCorpus(
+    completed, counts, source, added=len(added), lines=lines
+  )
 
 
 def _add_missing(
