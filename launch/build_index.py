@@ -182,8 +182,8 @@ def define_flags() -> None:
   flags.DEFINE_list(
     "questions",
     [],
-    "JSON lines of questions with metadata.gold_doc_ids (FlashRAG's), whose "
-    "recall is printed.",
+    "Files of questions with metadata.gold_doc_ids (FlashRAG's, or Parquet of "
+    "anysearch prepare_data), whose recall is printed.",
   )
   flags.DEFINE_integer(
     "topk", 3, "With --questions: passages that a search returns.", 1
@@ -364,20 +364,21 @@ def _recall(index: Any, path: str, *, k: int) -> str:
   It has the shares of questions with any, and with all, of their gold passages
   among the first k.
   """
-  from anysearch_jax.host import json_files
+  from anysearch_jax.data import files, formats
 
   questions = []
-  with open(path, encoding="utf-8") as file:
-    for number, line in enumerate(file, start=1):
-      try:
-        values = json_files.parse(line)
-        gold = (values.get("metadata") or {}).get("gold_doc_ids") or ()
-        questions.append((values["question"], frozenset(map(str, gold))))
-      except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-          f"{path}, line {number}: {error!r}; expected a JSON object with a "
-          "question and metadata.gold_doc_ids."
-        ) from error
+  for number, row in files.rows(pathlib.Path(path)):
+    try:
+      if isinstance(row, formats.MalformedError):
+        raise row
+      metadata = formats.mapping(row, "metadata")
+      gold = formats.listed(metadata, "gold_doc_ids")
+      questions.append((row["question"], frozenset(map(str, gold))))
+    except (formats.MalformedError, KeyError) as error:
+      raise ValueError(
+        f"{path}, row {number}: {error!r}; expected a question and "
+        "metadata.gold_doc_ids."
+      ) from error
   count = len(questions)
   questions = [(question, gold) for question, gold in questions if gold]
   if not questions:

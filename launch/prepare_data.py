@@ -16,6 +16,12 @@ evaluation sets. The folder contains
 or, if its rows name their data set and split, `FILE`. The formats of
 anysearch_jax/data/formats.py are recognised by their columns.
 
+    anysearch prepare_data --folder=flashrag --output=data/qa \
+        --complete_corpus=wiki-18.jsonl.gz
+
+also writes data/qa/corpus.jsonl.gz: the corpus, and after it the supporting
+passages of the questions that it lacks. Index that file.
+
 The output folder appears complete or not at all. Running the same command again
 checks the existing folder.
 """
@@ -33,6 +39,8 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.data import files, formats, prepared, preparing
 from anysearch_jax.host import disk, listing
 from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import progress
+from anysearch_jax.retrieval import completed_corpus
 
 # The paper's sets, as <dataset>_<split>: two for training, seven evaluated.
 PAPER = (
@@ -94,13 +102,20 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     "skip_malformed",
     False,
-    "Drop rows that are no question; without it they are an error.",
+    "Drop rows that are no question; without it they are an error. Lines of "
+    "--complete_corpus that are no passage remain and are not read.",
   )
   flags.DEFINE_string(
     "passages",
     None,
     "File of the corpus whose ids are in gold_doc_ids of training questions; "
     "their passages become evidence.",
+  )
+  flags.DEFINE_string(
+    "complete_corpus",
+    None,
+    "Corpus (JSON lines, .gz) of which --output gets a copy that has the "
+    "supporting passages of the questions too; gold_doc_ids name them.",
   )
   flags.DEFINE_bool(
     "evidence",
@@ -162,9 +177,53 @@ def run(f: flags.FlagValues) -> str:
   for name, path in (("aliases", aliases), ("passages", passages)):
     if path:
       manifest[name] = {"path": str(path), **disk.fingerprint(path)}
+  completed = None
+  if f.complete_corpus:
+    preparing.mix(parts, settings)  # Refuses a mix before minutes of reading.
+    completed = _complete(parts, pathlib.Path(f.complete_corpus), settings)
+    parts = completed.parts
+    manifest["corpus"] = completed.manifest()
   mixed = preparing.mix(parts, settings)
-  prepared.write(folder, parts, mixed, manifest)
-  return f"{_table(parts, mixed)}\nprepared: {folder}"
+  prepared.write(
+    folder, parts, mixed, manifest, completed.write if completed else None
+  )
+  lines = [_table(parts, mixed)]
+  if completed:
+    lines += _corpus_lines(completed, folder)
+  return "\n".join([*lines, f"prepared: {folder}"])
+
+
+def _complete(
+  parts: preparing.Parts, corpus: pathlib.Path, settings: preparing.Settings
+) -> completed_corpus.CompletedCorpus:
+  """Completes a corpus, with a line of progress."""
+  size = corpus.stat().st_size if corpus.is_file() else 0
+  line = progress.Line(max(size >> 20, 1), unit="MB read")
+  return completed_corpus.complete(
+    parts,
+    corpus,
+    skip_malformed=settings.skip_malformed,
+    on_bytes=lambda done: line.tick(done >> 20),
+  )
+
+
+def _corpus_lines(
+  completed: completed_corpus.CompletedCorpus, folder: pathlib.Path
+) -> list[str]:
+  """Formats what the corpus lacked, one line per dataset and split."""
+  columns = ("questions", "named", "in_corpus", "added")
+  header = " ".join(f"{name.replace('_', ' '):>9}" for name in columns)
+  lines = [f"{'gold documents':24} {header}"]
+  for name, counts in completed.counts.items():
+    notes = []
+    if count := counts["added_to_title"]:
+      notes.append(f"{count} added to other text of their title")
+    if count := counts["left_out"]:
+      notes.append(f"{count} left out, without title or text")
+    cells = " ".join(f"{counts[column]:9}" for column in columns)
+    lines.append(f"{name:24} {cells}  {'; '.join(notes)}".rstrip())
+  path = folder / completed.name
+  return [*lines, f"corpus: {path} has {completed.added} more passages"]
 
 
 def _require_both_splits(share: float, parts: preparing.Parts) -> None:

@@ -179,15 +179,7 @@ def prepare(
   """
   source = pathlib.Path(source).absolute()
   folder = pathlib.Path(folder)
-  tables = sorted(source.glob("*.parquet"))
-  if not (source.is_file() or tables):
-    kind = "a folder" if source.is_dir() else "no file"
-    raise CorpusError(
-      f"{source}: found {kind}, expected a corpus. {_OTHER_FILES}"
-    )
-  files = tables or [source]
-  for path in files:
-    git_lfs.refuse_pointer(path, CorpusError)
+  files = _files(source)
   stats = [path.stat() for path in files]
   made_of = {
     "source": str(source),
@@ -201,8 +193,7 @@ def prepare(
     if made_of.items() <= prepared.info.items():
       return prepared
   folder.mkdir(parents=True, exist_ok=True)
-  compressed = source.suffix.lower() == ".gz"
-  is_copied = compressed or skip_malformed or bool(tables)
+  is_copied = skip_malformed or is_compressed(source) or files != [source]
   # A source that is already in the folder moves with it.
   is_in_folder = source == folder.absolute() / LINES
   partial_copy = folder / f"{LINES}.tmp"
@@ -210,22 +201,11 @@ def prepare(
   offsets = array.array("q", [0])
   id_hashes = array.array("q")
   skipped = 0
-  with (
-    files[0].open("rb") as raw,
-    gzip.open(raw) if compressed else raw as lines,
-    partial_copy.open("wb") if is_copied else open(os.devnull, "wb") as copy,
-  ):
-    rows = _table_rows(tables) if tables else _lines(lines, source)
-    rows = _without_last_blanks(rows)
-    for number, line in enumerate(rows, start=1):
-      try:
-        passage = _parse(line, len(offsets) - 1)
-      except CorpusError as error:
-        if not skip_malformed:
-          raise CorpusError(
-            f"{source}, line {number}: {error} Correct it, or skip malformed "
-            f"lines with --skip_malformed. {'' if number > 1 else _OTHER_FILES}"
-          ) from None
+  with partial_copy.open("wb") if is_copied else open(os.devnull, "wb") as copy:
+    for line, passage in read(
+      source, skip_malformed=skip_malformed, on_bytes=on_bytes
+    ):
+      if passage is None:
         skipped += 1
         continue
       if is_copied and not line.endswith(b"\n"):
@@ -234,13 +214,6 @@ def prepare(
       digest.update(line)
       offsets.append(offsets[-1] + len(line))
       id_hashes.append(hash(passage.id))
-      if number % 4096 == 0:
-        on_bytes(raw.tell())
-  on_bytes(sum(stat.st_size for stat in stats))
-  if len(offsets) == 1:
-    raise CorpusError(
-      f"{source}: found no passage, expected one a line. {_OTHER_FILES}"
-    )
   if is_copied:
     partial_copy.replace(folder / LINES)
   np.save(folder / _OFFSETS, np.frombuffer(offsets, np.int64))
@@ -254,6 +227,72 @@ def prepare(
   }
   json_files.write(folder / _INFO, info)
   return Corpus(folder)
+
+
+def read(
+  source: str | os.PathLike,
+  *,
+  skip_malformed: bool = False,
+  on_bytes: Callable[[int], None] = lambda done: None,
+) -> Iterator[tuple[bytes, types.Passage | None]]:
+  """Yields the lines of a corpus with their passages, None for a skipped line.
+
+  Args:
+    source: the corpus, see `prepare`.
+    skip_malformed: whether lines that are not a passage are skipped.
+    on_bytes: called with the number of bytes of `source` read so far.
+
+  Raises:
+    CorpusError: see `prepare`.
+  """
+  source = pathlib.Path(source)
+  files = _files(source)
+  is_table = files != [source]
+  count = 0
+  with (
+    files[0].open("rb") as raw,
+    gzip.open(raw) if is_compressed(source) else raw as lines,
+  ):
+    rows = _table_rows(files) if is_table else _lines(lines, source)
+    for number, line in enumerate(_without_last_blanks(rows), start=1):
+      try:
+        passage = _parse(line, count)
+      except CorpusError as error:
+        if not skip_malformed:
+          raise CorpusError(
+            f"{source}, line {number}: {error} Correct it, or skip malformed "
+            f"lines with --skip_malformed. {'' if number > 1 else _OTHER_FILES}"
+          ) from None
+        yield line, None
+        continue
+      count += 1
+      yield line, passage
+      if number % 4096 == 0:
+        on_bytes(raw.tell())
+  on_bytes(sum(path.stat().st_size for path in files))
+  if not count:
+    raise CorpusError(
+      f"{source}: found no passage, expected one a line. {_OTHER_FILES}"
+    )
+
+
+def is_compressed(source: pathlib.Path) -> bool:
+  """Returns whether a corpus is compressed by gzip, which its name says."""
+  return source.suffix.lower() == ".gz"
+
+
+def _files(source: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of a corpus: itself, or the Parquet files of a folder."""
+  tables = sorted(source.glob("*.parquet"))
+  if not (source.is_file() or tables):
+    kind = "a folder" if source.is_dir() else "no file"
+    raise CorpusError(
+      f"{source}: found {kind}, expected a corpus. {_OTHER_FILES}"
+    )
+  files = tables or [source]
+  for path in files:
+    git_lfs.refuse_pointer(path, CorpusError)
+  return files
 
 
 def _table_rows(tables: Sequence[pathlib.Path]) -> Iterator[bytes]:

@@ -366,12 +366,19 @@ def _supporting(values: Row) -> list[dict[str, str]]:
       {"title": title, **({"text": texts[title]} if title in texts else {})}
       for title in dict.fromkeys(titles)
     ]
+  paragraphs = dicts(values, "paragraphs")
+  if not paragraphs:
+    # FlashRAG's MuSiQue has one in each step, and no others.
+    for step in dicts(values, "question_decomposition"):
+      paragraph = step.get("support_paragraph")
+      if isinstance(paragraph, Mapping) and paragraph not in paragraphs:
+        paragraphs.append(paragraph)
   return [
     {
       "title": str(paragraph.get("title") or ""),
       "text": str(paragraph.get("paragraph_text") or ""),
     }
-    for paragraph in dicts(values, "paragraphs")
+    for paragraph in paragraphs
     # StepSearch's rows list supporting passages only, without the key.
     if paragraph.get("is_supporting", True)
   ]

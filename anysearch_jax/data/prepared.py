@@ -12,7 +12,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +46,7 @@ def write(
   parts: preparing.Parts,
   mixed: Sequence[preparing.Entry],
   manifest: Mapping[str, Any],
+  write_more: Callable[[pathlib.Path], None] | None = None,
 ) -> None:
   """Writes a folder of prepared questions atomically.
 
@@ -54,6 +55,7 @@ def write(
     parts: the questions by `<dataset>_<split>`.
     mixed: the training mix; without it there is no `train.parquet`.
     manifest: inputs and settings, to which counts and hashes are added.
+    write_more: writes other files, which the manifest describes, into a folder.
 
   Raises:
     formats.DataError: the folder holds something else.
@@ -100,6 +102,8 @@ def write(
   with hf.atomic_directory(folder) as temporary:
     for name, content in contents.items():
       (temporary / name).write_bytes(content)
+    if write_more:
+      write_more(temporary)
     (temporary / MANIFEST).write_text(text)
 
 

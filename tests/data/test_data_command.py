@@ -183,3 +183,58 @@ def test_summary_counts_answers_that_match_nothing(run, tmp_path):
   assert "kept 1 that exact match accepts no answer to" in said
   asked = prepared.Prepared(tmp_path / "qa").rows("popqa_test")
   assert [q.golden_answers for q in asked] == [("x", "y"), ("*",)]
+
+
+def _hotpot_row(title, text):
+  return {
+    "_id": title,
+    "question": f"who made {title}?",
+    "answer": "x",
+    "supporting_facts": [[title, 0]],
+    "context": [[title, [text]], ["Noise", ["a b c d."]]],
+  }
+
+
+def test_completed_corpus_appears_beside_the_questions_or_not_at_all(
+  run, tmp_path
+):
+  rows = [
+    _hotpot_row(name, f"{name} was made by hand in {year}.")
+    for name, year in (("Emma", 1815), ("Bath", 60))
+  ]
+  questions = tmp_path / "hotpotqa_dev.json"
+  questions.write_text(json.dumps([*rows, {"question": "no answer"}]))
+  corpus = tmp_path / "c.jsonl"
+  corpus.write_text(
+    '{"id": "0", "contents": "Emma\\nEmma was made by hand in"}'
+  )
+  output = tmp_path / "qa"
+  flags_ = (
+    f"--input=hotpotqa:dev={questions}",
+    "--mix=",
+    "--skip_malformed",
+    f"--output={output}",
+  )
+  with pytest.raises(ValueError, match="c.jsonl.gz: found no file"):
+    run(*flags_, f"--complete_corpus={corpus}.gz")
+  assert not output.exists()
+  said = run(*flags_, f"--complete_corpus={corpus}")
+  header, line, total, _ = said.splitlines()[-4:]
+  assert header.split() == (
+    ["gold", "documents", "questions", "named", "in", "corpus", "added"]
+  )
+  note = "1 added to other text of their title"
+  assert line.split(maxsplit=5) == ["hotpotqa_dev", "2", "2", "0", "2", note]
+  assert total == f"corpus: {output / 'corpus.jsonl'} has 2 more passages"
+  lines = (output / "corpus.jsonl").read_text().splitlines()
+  added = [json.loads(line) for line in lines[1:]]
+  assert added[1]["contents"] == '"Bath"\nBath was made by hand in 60.'
+  opened = prepared.Prepared(output)
+  named = [q.metadata["gold_doc_ids"] for q in opened.evaluation_questions()]
+  assert sorted(named) == sorted([row["id"]] for row in added)
+  assert opened.manifest["corpus"]["added"] == 2
+  run(*flags_, f"--complete_corpus={corpus}")
+  assert (output / "corpus.jsonl").read_text().splitlines() == lines
+  corpus.write_text(corpus.read_text() + "\n")
+  with pytest.raises(ValueError, match="holds other data"):
+    run(*flags_, f"--complete_corpus={corpus}")

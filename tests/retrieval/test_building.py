@@ -14,6 +14,8 @@ import types
 import commands
 import faiss
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import retrieval_cases as cases
 import source_tree
@@ -342,6 +344,19 @@ def test_questions_without_gold_passages_are_said_and_no_error(
   assert "mine.jsonl: found 1 questions without metadata.gold_doc_ids" in said
   share = "1.000" if source_flag == "documents" else "0.000"
   assert f"n     1  any {share}" in said
+
+
+def test_recall_is_measured_on_prepared_questions(tmp_path):
+  source = cases.write(tmp_path / "c.jsonl", 5)
+  asked = tmp_path / "hotpotqa_dev.parquet"
+  row = {"question": "number n3", "metadata": '{"gold_doc_ids": ["3"]}'}
+  pq.write_table(pa.Table.from_pylist([row]), asked)
+  ended, said = commands.printed(
+    *(build_index, f"--corpus={source}", "--cache=", f"--questions={asked}"),
+    f"--output={tmp_path / 'i'}",
+  )
+  assert ended == 0, ended
+  assert "n     1  any 1.000  all 1.000" in said
 
 
 def test_who_builds_an_index_beside_another_waits_and_then_says_so(
