@@ -21,6 +21,8 @@ PARTS = {
   "beta_grpo": {"confidence"},
   "saas": {"known", "needed", "penalty"},
   "autosearch": {"anytime", "sufficient", "steps"},
+  "slimsearcher": {"searches_gate", "tokens_gate"},
+  "igpo": {"well_formed"},
 }
 
 
@@ -33,7 +35,7 @@ def parts():
   "name",
   [
     *("otc", "ikea", "research", "autorefine", "mt_grpo", "r1_searcher"),
-    *("ssrl", "hiprag", "saas", "autosearch"),
+    *("ssrl", "hiprag", "saas", "autosearch", "slimsearcher", "igpo"),
     # It measures log-probs of the engine.
     pytest.param("beta_grpo", marks=pytest.mark.slow),
   ],
