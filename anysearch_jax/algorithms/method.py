@@ -272,9 +272,9 @@ class TrainedMethod:
   measure: Measure
   steps: Callable[[types.Trajectory], np.ndarray] | None = None
   measure_deadline: float = 120.0
-  turns: (
-    Callable[[Trajectories], Mapping[types.Place, np.ndarray]] | None
-  ) = None
+  turns: Callable[[Trajectories], Mapping[types.Place, np.ndarray]] | None = (
+    None
+  )
 
 
 def reward_terms(valid: chex.Array, **values: chex.Array) -> Terms:
