@@ -349,23 +349,22 @@ async def answer_request(
     could not answer before its own deadline, None after `until`.
   """
   seconds = parts.config.turn_deadline
-  match request:
-    case types.GenerateRequest(turn=turn):
-      name = f"Turn {turn}"
-    case types.SearchRequest(query=query):
-      seconds = parts.config.search_deadline
-      name = f"The search for {query!r}"
-    case types.ScoreRequest():
-      name = "The scoring"
+  if isinstance(request, types.GenerateRequest):
+    name = f"Turn {request.turn}"
+  elif isinstance(request, types.ScoreRequest):
+    name = "The scoring"
+  else:
+    seconds = parts.config.search_deadline
+    name = f"The search for {request.query!r}"
   ending = asyncio.timeout_at(None if until == math.inf else until)
   limit = turns.Limit(seconds, LONGEST_WAIT)
   try:
     async with ending, limit:
       if isinstance(request, types.GenerateRequest):
-        sampled = await parts.engine.generate(request)
-        if not parts.trains and not all(map(math.isfinite, sampled.logps)):
+        turn = await parts.engine.generate(request)
+        if not parts.trains and not all(map(math.isfinite, turn.logps)):
           return episode_state.Failure(f"{name} failed: {_NOT_FINITE}")
-        return sampled
+        return turn
       if isinstance(request, types.ScoreRequest):
         return await asyncio.to_thread(_scored, parts.engine, request)
       passages = await parts.retriever.search(request)
