@@ -23,6 +23,7 @@ from anysearch_jax.types import Place as Place
 from anysearch_jax.types import Question as Question
 from anysearch_jax.types import RetrievalError as RetrievalError
 from anysearch_jax.types import Retriever as Retriever
+from anysearch_jax.types import ScoreRequest as ScoreRequest
 from anysearch_jax.types import SearchRequest as SearchRequest
 from anysearch_jax.types import Span as Span
 from anysearch_jax.types import Trajectory as Trajectory
@@ -153,6 +154,7 @@ __all__ = [
   "Question",
   "RetrievalError",
   "Retriever",
+  "ScoreRequest",
   "SearchRequest",
   "Span",
   "Trajectory",

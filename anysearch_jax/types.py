@@ -134,6 +134,8 @@ class Observation(NamedTuple):
       cannot.
     answer: what the policy would have answered if its budget had ended here;
       None if it was not asked for that (`Method.step`), or gave no answer.
+    value: what the call was worth, as a `Method.step` measured it; None if it
+      measured nothing.
   """
 
   tool: str
@@ -143,6 +145,7 @@ class Observation(NamedTuple):
   tokens: int = 0
   numbers: tuple[int, ...] = ()
   answer: str | None = None
+  value: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -363,6 +366,17 @@ class GenerateRequest:
         f"engine's {max_context}; {advice} or lower episode.max_context."
       )
     return dataclasses.replace(self, max_tokens=min(self.max_tokens, room))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreRequest:
+  """A request for the log-probabilities of given tokens; it samples nothing.
+
+  Attributes:
+    sequences: ids of each text, at least two, with its context.
+  """
+
+  sequences: tuple[tuple[int, ...], ...]
 
 
 class Finish(enum.StrEnum):

@@ -138,7 +138,8 @@ def demonstrate(
       passages = setting.search(request.query, request.k, request.corpus)
       event = aj.episode_state.Retrieved(tuple(passages))
     else:
-      assert request is not None  # An episode that is not over waits on one.
+      # An episode that is not over waits on a request, and not for scores.
+      assert isinstance(request, aj.GenerateRequest)
       start = len(request.token_ids)
       turn = turns.send(passages)
       passages = None

@@ -22,7 +22,12 @@ TITLE = "The compared systems, row by row"
 # ZeroSearch and SSRL simulate their search engine only in training.
 _REAL, _SIMULATED = ("retrieval.simulated=",), ("zerosearch", "ssrl")
 _FORMAT = ("method.options=format_variant=true",)
-_SAVERS = (("otc", "OTC-PO"), ("ikea", "IKEA"), ("saas", "SAAS"))
+_SAVERS = (
+  ("otc", "OTC-PO"),
+  ("ikea", "IKEA"),
+  ("saas", "SAAS"),
+  ("slimsearcher", "SlimSearcher"),
+)
 _UNTRAINED = ("search_o1", "bats")
 _RIVALS = (
   ("search_r1", "Search-R1 (GRPO)"),
@@ -38,6 +43,7 @@ _RIVALS = (
   ("hiprag", "HiPRAG"),
   ("beta_grpo", "beta-GRPO"),
   ("autosearch", "AutoSearch"),
+  ("igpo", "IGPO"),
   ("search_o1", "Search-o1"),
   ("bats", "BATS"),
 )

@@ -170,9 +170,8 @@ Measure = Callable[
 ]
 
 # Advantages of the turns of trajectories, float32 `[searches + 1]` each.
-Turns = Callable[
-  [Mapping[types.Place, types.Trajectory]], Mapping[types.Place, np.ndarray]
-]
+Trajectories = Mapping[types.Place, types.Trajectory]
+Turns = Callable[[Trajectories, Any], Mapping[types.Place, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +185,8 @@ class Method:
       first is for language models, the last for the generated world.
     wordings: the texts of those environments that `episode.prompt_file` may
       replace.
-    constants: returns the part of a configuration that `reward` and `steps`
-      get as their second argument; the default is all of it.
+    constants: returns the part of a configuration that `reward`, `steps` and
+      `turns` get as their second argument; the default is all of it.
     reward: maps the outcomes of groups to float32 arrays `[..., G]` by name;
       `total` is the reward, the others are its terms. None if the system is
       not trained.
@@ -209,8 +208,8 @@ class Method:
       the last search. None: `objective.baseline` says how they are made.
     step: in training, in place of the environment's `step`.
     options: a frozen dataclass with the defaults of the system's own options,
-      which `method.options` sets; `reward` and `steps` get it in place of
-      `constants`. None: the system has none.
+      which `method.options` sets; those three get it in place of `constants`.
+      None: the system has none.
   """
 
   name: str
@@ -233,7 +232,7 @@ class Method:
   options: Any = None
 
   def constants_of(self, config: config_lib.ExperimentConfig) -> Any:
-    """Returns the second argument of `reward` and `steps` in a run.
+    """Returns the second argument of `reward`, `steps` and `turns` in a run.
 
     Raises:
       ValueError: `method.options` names an option that the system lacks, or a
@@ -263,7 +262,7 @@ class TrainedMethod:
 
   Attributes:
     environment: the one that the run plays, with the method's `step`.
-    reward, steps: without their second argument.
+    reward, steps, turns: without their second argument.
     measure_deadline: seconds in which an asynchronous `measure` ends.
   """
 
@@ -273,7 +272,9 @@ class TrainedMethod:
   measure: Measure
   steps: Callable[[types.Trajectory], np.ndarray] | None = None
   measure_deadline: float = 120.0
-  turns: Turns | None = None
+  turns: Callable[[Trajectories], Mapping[types.Place, np.ndarray]] | None = (
+    None
+  )
 
 
 def reward_terms(valid: chex.Array, **values: chex.Array) -> Terms:

@@ -77,6 +77,8 @@ def observation_values(
       value["numbers"] = list(observation.numbers)
     if observation.answer is not None:
       value["answer"] = observation.answer
+    if observation.value is not None:
+      value["value"] = observation.value
     values.append(value)
   return values
 

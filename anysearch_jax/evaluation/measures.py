@@ -35,8 +35,9 @@ class Measure(NamedTuple):
 
 
 # TP counts B >= 1 only, because correct answers without a permitted search are
-# not a product of searching. Regret is the accuracy that the best agent has
-# more, on the same questions and budgets.
+# not a product of searching. Tokens per right answer are those of all episodes,
+# also of wrong ones: https://arxiv.org/abs/2601.05503. Regret is the accuracy
+# that the best agent has more, on the same questions and budgets.
 MEASURES = {
   "accuracy": Measure("em", answers="n", rate=True),
   "f1": Measure("f1", answers="n"),
@@ -44,6 +45,7 @@ MEASURES = {
   "official_accuracy": Measure("official_em", answers="n", rate=True),
   "official_f1": Measure("official_f1", answers="n"),
   "tp": Measure("tool_em", "searches", answers="tool_n"),
+  "tokens_per_right": Measure("total_tokens", "em"),
   "searches": Measure("searches"),
   "unused": Measure("unused"),
   "format_rate": Measure("format", rate=True),

@@ -171,10 +171,10 @@ def turns(loaded: plugins.Loaded, setting: str) -> method.Turns:
   """Returns a user's advantages of turns; raises as `reward`."""
 
   def checked(
-    trajectories: Mapping[types.Place, types.Trajectory],
+    trajectories: method.Trajectories, constants: Any
   ) -> dict[types.Place, np.ndarray]:
     with plugins.as_sentence(setting, loaded.path):
-      advantages = dict(loaded.value(trajectories))
+      advantages = dict(loaded.value(trajectories, constants))
     return {
       place: _finite(
         advantages.get(place, ()),

@@ -179,7 +179,7 @@ def trained(config: config_lib.ExperimentConfig) -> method.TrainedMethod:
     measure,
     None if steps is None else lambda t: steps(t, step_constants),
     config.method.measure_deadline,
-    turns,
+    None if turns is None else lambda played: turns(played, step_constants),
   )
 
 

@@ -299,7 +299,8 @@ def _prices(study: Study, cells: Sequence[_Line]) -> Iterator[Table]:
 
   def spent(part: metrics.Part) -> dict[str, Any]:
     values: dict[str, Any] = {
-      m: getattr(part, m) for m in ("searches", "generated_tokens")
+      m: getattr(part, m)
+      for m in ("searches", "generated_tokens", "tokens_per_right")
     }
     for name, price in prices.items():
       costs = measures.estimates(

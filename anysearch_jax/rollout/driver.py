@@ -42,9 +42,15 @@ _LONG_TEXT = 16384
 _NO_GATE = contextlib.nullcontext()
 # The request that an episode waits for. An episode that waits for permission to
 # run (max_concurrency) has no request yet; its address stands for one.
-Request = types.GenerateRequest | types.SearchRequest | types.Address
+Request = (
+  types.GenerateRequest
+  | types.SearchRequest
+  | types.ScoreRequest
+  | types.Address
+)
 _REQUEST_NAMES = {
   types.GenerateRequest: "a turn",
+  types.ScoreRequest: "scores",
   types.SearchRequest: "a search",
   types.Address: "a place",
 }
@@ -326,7 +332,7 @@ async def _off_loop(characters: int, step: Callable[[], T]) -> T:
 
 
 async def answer_request(
-  request: types.GenerateRequest | types.SearchRequest,
+  request: types.GenerateRequest | types.SearchRequest | types.ScoreRequest,
   parts: EpisodeParts,
   *,
   until: float = math.inf,
@@ -334,7 +340,7 @@ async def answer_request(
   """Answers a request by the engine or the retriever.
 
   Args:
-    request: a turn to sample or a search.
+    request: a turn to sample, a search, or texts to score.
     parts: the engine, the retriever and their deadlines.
     until: event-loop time at which the episode must land.
 
@@ -342,9 +348,11 @@ async def answer_request(
     The event for `episode.step`; a `Failure` if the engine or the retriever
     could not answer before its own deadline, None after `until`.
   """
+  seconds = parts.config.turn_deadline
   if isinstance(request, types.GenerateRequest):
-    seconds = parts.config.turn_deadline
     name = f"Turn {request.turn}"
+  elif isinstance(request, types.ScoreRequest):
+    name = "The scoring"
   else:
     seconds = parts.config.search_deadline
     name = f"The search for {request.query!r}"
@@ -357,6 +365,8 @@ async def answer_request(
         if not parts.trains and not all(map(math.isfinite, turn.logps)):
           return episode_state.Failure(f"{name} failed: {_NOT_FINITE}")
         return turn
+      if isinstance(request, types.ScoreRequest):
+        return await asyncio.to_thread(_scored, parts.engine, request)
       passages = await parts.retriever.search(request)
       return episode_state.Retrieved(tuple(passages))
   # A generative retriever asks an engine, so a search can raise both errors.
@@ -364,6 +374,24 @@ async def answer_request(
     if ending.expired():
       return None
     return episode_state.Failure(f"{name} failed: {str(error) or limit.why()}")
+
+
+def _scored(
+  engine: types.Engine, request: types.ScoreRequest
+) -> episode_state.Scored:
+  """Returns what the first part of an engine scores; raises `EngineError`."""
+  if not isinstance(engine, types.ScoringEngine):
+    raise types.EngineError(
+      f"found the engine {type(engine).__name__}, which scores no text; "
+      "expected a ScoringEngine, such as that of engine.kind=jax."
+    )
+  logps = []
+  for sequence in request.sequences:
+    part_logps = [*engine.scores(sequence).values()]
+    if not part_logps:
+      raise types.EngineError("no part of the engine scored a text.")
+    logps.append(tuple(part_logps[0]))
+  return episode_state.Scored(tuple(logps))
 
 
 async def run_groups(

@@ -101,6 +101,17 @@ class Retrieved(NamedTuple):
   passages: tuple[types.Passage, ...]
 
 
+class Scored(NamedTuple):
+  """The event that answers a `ScoreRequest`.
+
+  Attributes:
+    logps: for each of its sequences, the log-probabilities of all tokens but
+      the first, at temperature 1.
+  """
+
+  logps: tuple[tuple[float, ...], ...]
+
+
 class Failure(NamedTuple):
   """The event for a request that could not be answered, with the reason."""
 
@@ -121,8 +132,10 @@ class Spending(NamedTuple):
   read_tokens: int = 0
 
 
-Request = types.GenerateRequest | types.SearchRequest | Done
-Event = types.Generation | Retrieved | Failure
+Request = (
+  types.GenerateRequest | types.SearchRequest | types.ScoreRequest | Done
+)
+Event = types.Generation | Retrieved | Scored | Failure
 
 
 def priced(budget: budgets.Budget, env: spec.Environment) -> budgets.Budget:

@@ -83,6 +83,7 @@ def step(
     if _finds_nothing_new(waiting, query):
       return _ask_for_answer(waiting)
     return _search(waiting, query)
+  assert isinstance(event, episode_state.Retrieved)  # It asks for no scores.
   charged, _ = episode.charge_search(waiting, event.passages)
   *earlier, observation = charged.observations
   observation = observation._replace(passages=event.passages)

@@ -26,6 +26,8 @@ COMPARED = (
   "saas",
   "bavt",
   "autosearch",
+  "slimsearcher",
+  "igpo",
 )
 
 

@@ -23,7 +23,7 @@ from research.methods import early_answers
 
 
 def turns(
-  trajectories: Mapping[aj.Place, aj.Trajectory],
+  trajectories: Mapping[aj.Place, aj.Trajectory], constants: None
 ) -> dict[aj.Place, np.ndarray]:
   """Returns budget-relative advantages of the turns of each trajectory.
 

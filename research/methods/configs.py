@@ -186,6 +186,24 @@ _RECIPES: dict[str, configs.Recipe | configs.Settings] = {
       },
     },
   ),
+  # GuoqingWang1/IGPO at bff163b; lines without a file are those of
+  # policy_optimization.sh.
+  # One epoch; how many questions it has could not be read. The last of ten
+  # turns answers.
+  "igpo": configs.Recipe(
+    rollouts=200,  # :63
+    questions=32,  # :20
+    group=16,  # :59
+    updates=16,  # :28
+    searches=9,  # :60
+    learning_rate=1e-06,  # :27
+    turn=2000,  # :22
+    settings={
+      "episode": {
+        "top_k": 10,  # scrl/handler/config.yaml:3
+      },
+    },
+  ),
   # XMUDeepLIT/SAAS at d27fa54; lines without a file are those of
   # search/shell/train.sh.
   # One epoch of 169,615 questions. A step has all 4,096 trajectories.

@@ -92,7 +92,7 @@ def test_budget_relative_advantages_equal_their_equation():
         aj.Observation("search", "x", 0, answer=x) for x in said[:-1]
       ),
     )
-  for (q, g), values in brpo.turns(given).items():
+  for (q, g), values in brpo.turns(given, None).items():
     made = given[q, g].searches
     for t, value in enumerate(values):
       s = min(t, max(made - 1, 0))

@@ -14,6 +14,9 @@ from research import methods
 
 PPO = {"form": "ppo", "c": 2.0, "alpha": 0.5}
 HALF = math.sqrt(0.5)
+# 2 / (1 + exp(x)) of a cost that is x times as high as the cheapest one.
+HALF_MORE = 2 / (1 + math.exp(0.5))
+AS_MUCH_MORE = 2 / (1 + math.e)
 # Of each system: options, columns (outcomes or measures), rows whose last
 # number is the reward.
 TABLES = {
@@ -56,6 +59,11 @@ TABLES = {
       *((1, 1, 8, 1.0), (1, 0, 0, 0.0), (1, 0, 1, 0.05), (1, 0, 8, 0.05)),
       *((0, 1, 0, -1.0), (0, 0, 2, -1.0)),
     ],
+  ),
+  "igpo": (
+    {},
+    "f1 well_formed",
+    [(1.0, 1, 1.0), (0.4, 1, 0.4), (0.0, 1, 0.0), (1.0, 0, -2.0), (0, 0, -2)],
   ),
   "mt_grpo": (
     {},
@@ -139,6 +147,24 @@ TABLES = {
       *((1, 1, 1, 0, 1, 1), (1, 1, 0, 1, 0, 0.9), (0, 0, 1, 0, 0, 0.1)),
       *((0, 0, 1, 1, 0, 0), (0, 0, 0, 0, 0, 0), (0, 0.05, 1, 0, 0, 0.05)),
     ],
+  ),
+  # The cheapest right answers took 1 search and 99 tokens: a search more is
+  # (2 - 1) / (1 + 1) too many, 100 tokens more (199 - 99) / (99 + 1). Wrong
+  # answers are cheaper and count for nothing.
+  "slimsearcher": (
+    {},
+    "em searches generated_tokens",
+    [
+      *((1, 1, 99, 1), (1, 2, 99, HALF_MORE), (1, 3, 99, AS_MUCH_MORE)),
+      *((1, 1, 199, AS_MUCH_MORE), (1, 2, 199, HALF_MORE * AS_MUCH_MORE)),
+      *((0, 0, 9, 0), (0, 1, 99, 0)),
+    ],
+  ),
+  # A right answer without a search: each search is one too many.
+  "slimsearcher searches": (
+    {"tokens": False},
+    "em searches generated_tokens",
+    [(1, 0, 300, 1), (1, 1, 9, AS_MUCH_MORE), (0, 0, 9, 0)],
   ),
   "ssrl": (
     {},

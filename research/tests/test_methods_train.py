@@ -21,6 +21,8 @@ PARTS = {
   "beta_grpo": {"confidence"},
   "saas": {"known", "needed", "penalty"},
   "autosearch": {"anytime", "sufficient", "steps"},
+  "slimsearcher": {"searches_gate", "tokens_gate"},
+  "igpo": {"well_formed"},
 }
 
 
@@ -33,14 +35,14 @@ def parts():
   "name",
   [
     *("otc", "ikea", "research", "autorefine", "mt_grpo", "r1_searcher"),
-    *("ssrl", "hiprag", "saas", "autosearch"),
+    *("ssrl", "hiprag", "saas", "autosearch", "slimsearcher", "igpo"),
     # It measures log-probs of the engine.
     pytest.param("beta_grpo", marks=pytest.mark.slow),
   ],
 )
 def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
   records, steps, groups = small_systems.trained(
-    methods.method_name(name), parts, tmp_path
+    methods.method_name(name), parts, tmp_path, scores=name == "igpo"
   )
   assert len(records) == 2 and len(steps) == 4
   for record in records:
@@ -53,6 +55,11 @@ def test_a_small_policy_trains_with_the_reward(name, parts, tmp_path):
   if name == "mt_grpo":
     for t in played:
       assert len(t["steps"]) == len(t["turn_advantages"]) == t["searches"]
+  if name == "igpo":
+    for t in played:
+      assert len(t["turn_advantages"]) == t["searches"] + 1
+    gains = [o["value"] for t in played for o in t["observations"]]
+    assert any(gains) and all(abs(gain) < 1 for gain in gains)
   if name == "autosearch":
     for t in played:
       assert len(t["steps"]) == t["searches"]

@@ -105,7 +105,7 @@ def test_trajectories_without_searches_need_others_of_their_kind(tmp_path):
     "import dataclasses\n"
     "import anysearch_jax as aj\n"
     "METHOD = dataclasses.replace(\n"
-    "  aj.get_method('search_r1'), turns=lambda trajectories: {}\n"
+    "  aj.get_method('search_r1'), turns=lambda trajectories, constants: {}\n"
     ")\n"
   )
   turns = f"{file}:METHOD"

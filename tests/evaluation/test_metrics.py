@@ -53,6 +53,7 @@ def test_failed_episodes_are_counted_and_excluded():
   assert (cell.generated_tokens, cell.retrieved_tokens) == (17.5, 22.5)
   assert cell.total_tokens == 32.5
   assert cell.retrieval_share == pytest.approx(90 / 130)
+  assert cell.tokens_per_right == 130 / 2
   cell = point_values.cell(_episodes({"outcome": "failed"}))
   assert (cell.n, cell.failed) == (0, 1)
   assert cell.accuracy is cell.tp is cell.retrieval_share is None

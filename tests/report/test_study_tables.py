@@ -252,8 +252,11 @@ def test_a_search_costs_the_papers_tokens_and_spending_is_in_one_currency():
   assert [x["value"] for x in lines["this evaluation",]] == [2, 0.5, 4, 500]
   for budget, part in row.by_budget.items():
     at = "world", str(budget), "A"
-    searches, written, *spent = _lines_of(tables["spending"])[at]
+    searches, written, per_right, *spent = _lines_of(tables["spending"])[at]
     assert searches["value"] == pytest.approx(part.table.searches.mean())
+    all_tokens, all_right = part.table.total_tokens.sum(), part.table.em.sum()
+    assert per_right["value"] == pytest.approx(all_tokens / all_right)
+    assert per_right["low"] < per_right["value"] < per_right["high"]
     read = [0, 0, 0, 80 * 0.5 / 4]
     for cell, tokens, more in zip(spent, each.values(), read, strict=True):
       total = searches["value"] * tokens + written["value"] + more

@@ -13,7 +13,7 @@ from anysearch_jax import types
 from anysearch_jax.generative_retrieval import simulation
 from anysearch_jax.launch import retrievers
 from anysearch_jax.methods import systems
-from anysearch_jax.rollout import searching
+from anysearch_jax.rollout import engines, searching
 from anysearch_jax.training import rewards_and_advantages
 
 
@@ -24,13 +24,36 @@ class Engine(runs.Engine):
     self.version = version
 
 
-def trained(name, parts, folder):
-  """Trains two rollouts of scripted episodes, with real steps."""
+class ScoringEngine(Engine):
+  """Scores texts by the policy's real engine."""
+
+  def __init__(self, parts, config):
+    super().__init__(parts, questions=config.questions)
+    self._real = engines.make(parts["policy"], config, seed=0)
+    self.scores = self._real.scores
+
+  def set_params(self, params, version):
+    super().set_params(params, version)
+    self._real.set_params(params, version)
+
+
+def trained(name, parts, folder, *, scores=False):
+  """Trains two rollouts of scripted episodes, with real steps.
+
+  Args:
+    name: of the system.
+    parts: the policy, questions and retriever.
+    folder: of the run.
+    scores: whether the engine scores texts.
+  """
   config = config_lib.changed(
     small_run.CONFIG, group=4, episode={"max_context": 110}
   )
   config = systems.select(config, name)
-  engine = Engine(parts, questions=config.questions)
+  if scores:
+    engine = ScoringEngine(parts, config)
+  else:
+    engine = Engine(parts, questions=config.questions)
   retriever = searching.BatchingRetriever(
     retrievers.make(config, parts["retriever"]), config.search
   )

@@ -54,6 +54,9 @@ _POLL_SECONDS = 1.0  # Between checks of the queue when no event arrives.
 # A decode call ends when this share of its rows has finished, so that waiting
 # turns can take their lanes.
 _FINISHED_SHARE = 0.25
+# Scored texts are padded to multiples of this many tokens. Each length has a
+# program of its own.
+_SCORED_MULTIPLE = 64
 
 
 class _DecodeCall(NamedTuple):
@@ -230,7 +233,10 @@ class JaxEngine:
 
   def scores(self, token_ids: Sequence[int]) -> dict[str, list[float]]:
     """Scores a sequence on each data shard, see `ScoringEngine`."""
-    shard_logps = self._device.score(np.asarray(token_ids, np.int32))
+    count = len(token_ids)
+    # Attention is causal, so tokens after the last one change no score.
+    padded = np.pad(token_ids, (0, -count % _SCORED_MULTIPLE))
+    shard_logps = self._device.score(padded.astype(np.int32))[:, : count - 1]
     return {f"part {i}": logps.tolist() for i, logps in enumerate(shard_logps)}
 
   def score_exactly(
