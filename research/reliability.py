@@ -178,8 +178,8 @@ def main(argv: Sequence[str]) -> None:
   axis.plot([*trust], means, ":", color="gray", label="trusts every memory")
   lines = [predicted(trust, switch, rho) for rho in _FINE]
   for name, style in (("alone", "k:"), ("budgets", "k--"), ("chains", "k")):
-    label = f"predicted: {name}"
-    axis.plot(_FINE, [getattr(x, name) for x in lines], style, label=label)
+    losses_of_rule = [getattr(x, name) for x in lines]
+    axis.plot(_FINE, losses_of_rule, style, label=f"predicted: {name}")
   print(f"{'rho':>5}{'alone':>8}{'chains':>8}{'budgets':>8}  more accurate")
   for rho in RHOS:
     losses = predicted(trust, switch, float(rho))
