@@ -195,7 +195,8 @@ def main(argv: Sequence[str]) -> None:
         axis.plot([x] * 3, points, f"C{i + 1}o-", markevery=[1], label=label)
     print(*words, sep="  ")
   axis.set(xlabel="reliability of memory", ylabel="lost accuracy, B = 1 to 8")
-  axis.legend(loc="upper right")
+  axis.set_ylim(top=0.65)  # Room for the legend.
+  axis.legend(loc="upper right", ncols=2)
   if f.figure:
     figure.savefig(pathlib.Path(f.figure))
 
