@@ -3,9 +3,9 @@
     python -m research.paper_claims
 
 The paper counts the questions that AnySearch lost or won at a budget of five
-searches against the same training without the tool reward (section "Early
-stopping"), and shows curves that rise with the budget. Both are counted here
-over the trainings of research/evidence/ablations.jsonl.
+searches against the same training without the tool reward (paragraph
+"Early-stopping analysis"), and shows curves that rise with the budget. Both are
+counted here over the trainings of research/evidence/ablations.jsonl.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from absl import app
 
-from research import claims, outcomes, study
+from research import ablations, claims, outcomes, study
 
+_BASE = "configs/quickstart.py"
 BUDGET = 5  # Searches, as in the paper's table.
 
 
@@ -51,12 +52,19 @@ def early_stops(
   Raises:
     ValueError: a training was not asked at this budget, or other questions.
   """
-  of_seed = {one.seed: one for one in theirs}
+  theirs_by_seed = {other.seed: other for other in theirs}
   counts = np.zeros(4, dtype=int)
   for one in ours:
-    other = of_seed.get(one.seed)
+    other = theirs_by_seed.get(one.seed)
     if other is None:
       continue
+    for training in (one, other):
+      if budget not in training.budgets:
+        raise ValueError(
+          f"{training.row}, seed {training.seed}: found budgets "
+          f"{', '.join(map(str, training.budgets))}, expected {budget} among "
+          "them. Evaluate it with this budget."
+        )
     if one.questions != other.questions:
       raise ValueError(
         f"{one.row} and {other.row}, seed {one.seed}, were asked different "
@@ -75,7 +83,7 @@ def early_stops(
   return EarlyStops(*counts.tolist())
 
 
-def rising(found: Iterable[outcomes.Outcomes]) -> tuple[int, int]:
+def rising(trainings: Iterable[outcomes.Outcomes]) -> tuple[int, int]:
   """Returns how many trainings are more accurate at each larger budget.
 
   Returns:
@@ -83,7 +91,7 @@ def rising(found: Iterable[outcomes.Outcomes]) -> tuple[int, int]:
     from 1 on, and the number of all.
   """
   rises = []
-  for one in found:
+  for one in trainings:
     used = np.asarray(one.budgets) >= 1
     accuracy = one.right[used].mean(axis=1)
     rises.append(bool(np.all(np.diff(accuracy) > 0)))
@@ -93,13 +101,18 @@ def rising(found: Iterable[outcomes.Outcomes]) -> tuple[int, int]:
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unexpected argument {argv[1]!r}.")
-  found = outcomes.read(study.shipped("ablations", "configs/quickstart.py"))
+  stored = outcomes.read(study.shipped("ablations", _BASE))
+  # Rows that evaluate the policies of another are no trainings of their own.
+  trained_rows = {
+    row.name
+    for row in ablations.rows(study.load_config(_BASE))
+    if not row.policy_of
+  }
   rows: dict[str, list[outcomes.Outcomes]] = {}
-  for one in claims.first(found, claims.TRAININGS):
-    rows.setdefault(one.row, []).append(one)
-  for name in rows:
-    if name == "no_tool" or name.endswith("_greedy"):
-      continue
+  for one in claims.first(stored, claims.TRAININGS):
+    if one.row in trained_rows:
+      rows.setdefault(one.row, []).append(one)
+  for name in sorted(rows.keys() - {"no_tool"}):
     stops = early_stops(rows[name], rows["no_tool"])
     print(
       f"{name} at B = {BUDGET}, of {stops.questions}: won {stops.won}, lost "

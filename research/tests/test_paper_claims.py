@@ -40,6 +40,12 @@ def test_other_questions_are_refused():
     paper_claims.early_stops([ours], [theirs])
 
 
+def test_a_budget_that_was_not_asked_is_refused():
+  ours = trained("a", [NONE] * 3, [NONE] * 3)
+  with pytest.raises(ValueError, match="found budgets 0, 1, 5, expected 4"):
+    paper_claims.early_stops([ours], [ours], budget=4)
+
+
 def test_a_curve_that_stays_level_once_does_not_rise():
   rises = trained("a", [[1, 1, 1, 1], NONE, [1, 0, 0, 0]], [NONE] * 3)
   level = trained("a", [NONE, NONE, NONE], [NONE] * 3, seed=43)
