@@ -1,0 +1,1 @@
+"""Trains any program that talks to an OpenAI endpoint."""
