@@ -234,6 +234,13 @@ class Trajectory:
     experts: uint8 or uint16 `[T, L, K]`, ids of the experts that the sampler
       chose for each token, as `policy.experts.record` has them; None if they
       are not recorded.
+    segment_starts: index of the first token of each segment, ascending from 0.
+      A segment is a context of its own: its tokens were sampled without those
+      of other segments.
+    reported_answer: the answer that a program reported which played the
+      episode; None: it is read from `spans`.
+    reported_reward: the reward that such a program reported; None: it is that
+      of the run.
   """
 
   address: Address
@@ -261,6 +268,9 @@ class Trajectory:
   experts: np.ndarray | None = dataclasses.field(
     default=None, compare=False, repr=False
   )
+  segment_starts: tuple[int, ...] = (0,)
+  reported_answer: str | None = None
+  reported_reward: float | None = None
 
   @property
   def written_tokens(self) -> int:

@@ -28,6 +28,7 @@ from anysearch_jax.config.learning import (
 )
 from anysearch_jax.config.methods import MethodConfig
 from anysearch_jax.config.rollout import (
+  AgentsConfig,
   EngineConfig,
   EpisodeConfig,
   McpConfig,
@@ -206,6 +207,7 @@ class ExperimentConfig:
   sampling: SamplingConfig = SamplingConfig()
   engine: EngineConfig = EngineConfig()
   sglang: SglangConfig = SglangConfig()
+  agents: AgentsConfig = AgentsConfig()
   retrieval: RetrievalConfig = RetrievalConfig()
   search: SearchConfig = SearchConfig()
   pipeline: PipelineConfig = PipelineConfig()

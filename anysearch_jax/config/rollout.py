@@ -184,6 +184,33 @@ class SglangConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AgentsConfig:
+  """Programs that play the episodes of a training; see docs/agents.md."""
+
+  program: str = learning("")
+  """The program: a command, an address that begins with http, or a function of
+  yours (`file.py:NAME`); "": the project plays the episodes itself."""
+  tool: str = learning("search")
+  """Name of the program's tool whose calls are charged as searches."""
+  states_budget: bool = learning(True)
+  """Whether the policy reads its budget in a system message."""
+  turns: int = learning(64, at_least(1))
+  """Limit on the turns of an episode; one that asks for more is dropped."""
+  segments: int = learning(4, at_least(1))
+  """Limit on the contexts of an episode: a program that rewrites its
+  conversation begins another one. An episode with more is dropped."""
+  deadline: float = placement(600.0, POSITIVE)
+  """Seconds in which a program has to play an episode."""
+  host: str = placement("127.0.0.1")
+  """Address that the endpoint of the programs listens at."""
+  port: int = placement(0, at_least(0))
+  """Its port; 0: any free one."""
+  address: str = placement("")
+  """Address by which programs of other machines reach the endpoint, such as
+  `http://trainer:8000`; "": that of `host` and its port."""
+
+
+@dataclasses.dataclass(frozen=True)
 class SearchConfig:
   """How the searches of many episodes reach the retriever."""
 

@@ -194,7 +194,21 @@ def neutralise(text: str, control_tokens: Sequence[str] = ()) -> str:
   Raises:
     ValueError: this rewriting cannot break one of the control tokens.
   """
-  text = _ANY_CASE_TAG.sub(r"‹\1›", _LONE_SURROGATE.sub("\ufffd", text))
+  text = _ANY_CASE_TAG.sub(r"‹\1›", text)
+  return break_control_tokens(text, control_tokens)
+
+
+def break_control_tokens(text: str, control_tokens: Sequence[str]) -> str:
+  """Rewrites a text as `neutralise` does, but leaves the protocol's tags.
+
+  Args:
+    text: the text.
+    control_tokens: texts that must not appear.
+
+  Raises:
+    ValueError: as `neutralise`.
+  """
+  text = _LONE_SURROGATE.sub("\ufffd", text)
   if control_tokens:
     text = _control_pattern(tuple(control_tokens)).sub(
       lambda match: match[0] + _ZERO_WIDTH_SPACE, text

@@ -31,8 +31,11 @@ def input_tokens(t: types.Trajectory) -> int:
   between any two turns, so each run of consecutive model tokens is one turn.
   """
   model = t.authors == types.Author.MODEL
-  starts = model & ~np.concatenate([[False], model[:-1]])
-  return int(np.sum(np.flatnonzero(starts))) + t.discarded_input
+  starts = np.flatnonzero(model & ~np.concatenate([[False], model[:-1]]))
+  # A turn reads its own segment.
+  segments = np.searchsorted(t.segment_starts, starts, side="right") - 1
+  contexts = starts - np.asarray(t.segment_starts)[segments]
+  return int(np.sum(contexts)) + t.discarded_input
 
 
 def dollars(t: types.Trajectory, prices: budgets.Prices | None = None) -> float:
@@ -105,7 +108,8 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
 
   The values below are omitted if they are 0 or empty: `discarded_tokens`, the
   generated tokens of turns that are not in `spans`; `caps`, those besides
-  searches; `seconds`; and `servers`, as in `types.Trajectory`.
+  searches; `seconds`; and `servers`, `segment_starts`, `reported_answer` and
+  `reported_reward`, as in `types.Trajectory`.
   """
   environment_tokens = int(np.sum(t.authors == types.Author.ENVIRONMENT))
   values: dict[str, Any] = {
@@ -132,6 +136,12 @@ def trajectory(t: types.Trajectory) -> dict[str, Any]:
     values["seconds"] = round(t.seconds, 3)
   if t.servers:
     values["servers"] = list(t.servers)
+  if len(t.segment_starts) > 1:
+    values["segment_starts"] = list(t.segment_starts)
+  if t.reported_answer is not None:
+    values["reported_answer"] = t.reported_answer
+  if t.reported_reward is not None:
+    values["reported_reward"] = t.reported_reward
   return values
 
 

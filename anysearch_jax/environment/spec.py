@@ -215,15 +215,21 @@ class Environment:
       spans = self._without_asking(spans, trajectory.scaffold)
     if self.prefill:
       spans = (types.Span(types.Author.MODEL, self.prefill), *spans)
-    return scoring.judge(
+    golden_answers = trajectory.question.golden_answers
+    verdict = scoring.judge(
       spans,
-      golden_answers=trajectory.question.golden_answers,
+      golden_answers=golden_answers,
       budget=trajectory.budget,
       searches=trajectory.searches,
       scaffold=trajectory.scaffold,
       read=self.answer,
       check=self.format,
     )
+    answer = trajectory.reported_answer
+    if answer is None:
+      return verdict
+    em = scoring.exact_match(answer, golden_answers)
+    return dataclasses.replace(verdict, answer=answer, em=em)
 
   def _without_asking(
     self, spans: Sequence[types.Span], scaffold: bool

@@ -7,8 +7,8 @@ import functools
 import json
 import pathlib
 import string
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from anysearch_jax.environment import protocol, wording
 from anysearch_jax.host import json_files
@@ -165,13 +165,65 @@ class Tokenizer:
     messages = [{"role": "user", "content": content}]
     if system:
       messages = [{"role": "system", "content": system}, *messages]
+    text = self._templated(messages, "a system message and a user's")
+    if prefill:
+      # It is the beginning of the response, also if the template has another.
+      text = text.removesuffix(protocol.opened_reasoning(text))
+    text += prefill
+    return text, tuple(self.encode(text))
+
+  def render_messages(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+  ) -> str:
+    """Applies the chat template to a conversation, with generation prompt.
+
+    Without a template (a base model), the contents are joined without anything
+    between them, and tools are left out.
+
+    Args:
+      messages: each with `role`, `content`, and what else the template reads.
+      tools: the JSON schemas of the functions that the model may call.
+
+    Raises:
+      ValueError: the template takes no such conversation.
+    """
+    if self.hf.chat_template is None:
+      return "".join(message["content"] for message in messages)
+    return self._templated(messages, "such a conversation", tools)
+
+  def encode_prompt(self, text: str) -> list[int]:
+    """Returns the ids of a rendered prompt.
+
+    Without a chat template, which writes them itself, the tokenizer adds its
+    special tokens.
+    """
+    if self.hf.chat_template is None:
+      return self.hf.backend_tokenizer.encode(text).ids
+    return self.encode(text)
+
+  def _templated(
+    self,
+    messages: Sequence[Mapping[str, Any]],
+    taken: str,
+    tools: Sequence[Mapping[str, Any]] = (),
+  ) -> str:
+    """Returns a conversation in the chat template, with generation prompt.
+
+    Args:
+      messages: the conversation.
+      taken: what the template must take, for the error's sentence.
+      tools: the JSON schemas of functions.
+    """
     macro = ""
     try:
       template = self.hf.get_chat_template()
       if _CURRENT_DATE in template:
         macro = _fixed_date_macro()
       text = self.hf.apply_chat_template(
-        messages,
+        list(messages),
+        tools=list(tools) or None,
         chat_template=macro + template,
         add_generation_prompt=True,
         tokenize=False,
@@ -182,16 +234,12 @@ class Tokenizer:
       place = f" in line {line - macro.count(chr(10))}" if line else ""
       raise ValueError(
         f"{self.hf.name_or_path}: the chat template cannot be rendered"
-        f"{place} ({type(error).__name__}: {error}); expected one that takes a "
-        "system message and a user's; mend chat_template.jinja, or "
-        "`chat_template` in tokenizer_config.json."
+        f"{place} ({type(error).__name__}: {error}); expected one that takes "
+        f"{taken}; mend chat_template.jinja, or `chat_template` in "
+        "tokenizer_config.json."
       ) from error
     assert isinstance(text, str)  # One conversation, not tokenized.
-    if prefill:
-      # It is the beginning of the response, also if the template has another.
-      text = text.removesuffix(protocol.opened_reasoning(text))
-    text += prefill
-    return text, tuple(self.encode(text))
+    return text
 
   def token_texts(self) -> list[str]:
     """Returns the text that each id adds when it is decoded after other ids.

@@ -22,7 +22,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -86,6 +86,35 @@ class Assignment:
   scaffold: bool
 
 
+class Player(Protocol):
+  """Plays episodes in a way of its own, in place of `rollout.episode`."""
+
+  # Events since they were last cleared.
+  counters: Counter[str]
+
+  async def play(
+    self,
+    question: types.Question,
+    parts: EpisodeParts,
+    *,
+    budget: budgets.Budget,
+    scaffold: bool,
+    address: types.Address,
+    inflight: InFlight,
+    deadline: float,
+  ) -> types.Trajectory:
+    """Plays one episode to its end.
+
+    Args:
+      question, parts, scaffold, address, inflight, deadline: as in
+        `run_episode`.
+      budget: what the episode may spend.
+
+    Returns:
+      The trajectory; `failed`, with the reason, if it could not be played.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class EpisodeParts:
   """The parts that all episodes of a rollout share.
@@ -99,6 +128,7 @@ class EpisodeParts:
       `episode.step` does if it has none.
     trains: whether a training counts the log-probabilities that are not finite.
       Otherwise they end the episode as failed.
+    player: plays the episodes; None: `run_episode` does.
   """
 
   engine: types.Engine
@@ -107,6 +137,7 @@ class EpisodeParts:
   codec: types.TextCodec
   environment: spec.Environment
   trains: bool = False
+  player: Player | None = None
 
 
 class Rollout(NamedTuple):
@@ -271,6 +302,16 @@ async def run_episode(
     queueing.enter_context(inflight.waiting(address))
     async with gate:
       queueing.close()
+      if parts.player is not None:
+        return await parts.player.play(
+          question,
+          parts,
+          budget=budgets.of(budget),
+          scaffold=scaffold,
+          address=address,
+          inflight=inflight,
+          deadline=deadline,
+        )
       clock = asyncio.get_running_loop().time
       start_time = clock() if started is None else started
       step = parts.environment.step or episode.step

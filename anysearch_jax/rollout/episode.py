@@ -130,7 +130,7 @@ def start(
     special_count = len(ids) - len(codec.encode(text))
     text = text.removesuffix(opened)
     ids = [*ids[:special_count], *codec.encode(text)]
-  prompt_chunk = _unsampled_chunk(types.Author.PROMPT, text, ids)
+  prompt_chunk = unsampled_chunk(types.Author.PROMPT, text, ids)
   episode = next_turn(dataclasses.replace(episode, opened=opened), prompt_chunk)
   return environment.begin(episode) if environment.begin else episode
 
@@ -418,7 +418,7 @@ def next_turn(
       return _land_before_passages(episode, extended)
     if passages is None:
       # An empty chunk marks that the last turn was complete, not cut off.
-      empty = _unsampled_chunk(types.Author.ENVIRONMENT, "", [])
+      empty = unsampled_chunk(types.Author.ENVIRONMENT, "", [])
       episode = dataclasses.replace(episode, chunks=(*episode.chunks, empty))
     return land(episode)
   if reason := with_line.reached_limit:
@@ -453,10 +453,10 @@ def environment_chunk(
 ) -> episode_state.Chunk:
   """Returns a text of the environment as a chunk."""
   ids = episode.codec.encode(text)
-  return _unsampled_chunk(types.Author.ENVIRONMENT, text, ids)
+  return unsampled_chunk(types.Author.ENVIRONMENT, text, ids)
 
 
-def _unsampled_chunk(
+def unsampled_chunk(
   author: types.Author, text: str, ids: list[int]
 ) -> episode_state.Chunk:
   """Returns a chunk of tokens that the policy did not sample."""

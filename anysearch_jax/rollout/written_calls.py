@@ -91,6 +91,16 @@ def find(text: str, tools: Collection[str]) -> WrittenCall | None:
     text: what a model wrote, without its reasoning.
     tools: names of the tools.
   """
+  return next(iter(find_all(text, tools)), None)
+
+
+def find_all(text: str, tools: Collection[str]) -> list[WrittenCall]:
+  """Returns the calls of tools in a text, in order.
+
+  Args:
+    text: what a model wrote, without its reasoning.
+    tools: names of the tools.
+  """
   text = text[:_LONGEST]
   calls = [
     *_after_names(text),
@@ -98,15 +108,19 @@ def find(text: str, tools: Collection[str]) -> WrittenCall | None:
     *_in_python(text),
     *_in_tags(text, tools),
   ]
-  offered = [call for call in calls if call.name in tools]
+  # A call that two spellings read counts once.
+  by_start = {call.start: call for call in calls if call.name in tools}
+  offered = [by_start[start] for start in sorted(by_start)]
   if not offered:
-    return None
-  first = min(offered, key=lambda call: call.start)
-  # The marks before a call are part of it.
+    return []
+  # The marks before the first call are part of it.
+  first = offered[0]
   mark = _MARKS.search(text, 0, first.start) or _FENCE.search(
     text, 0, first.start
   )
-  return first._replace(start=mark.start()) if mark else first
+  if mark:
+    offered[0] = first._replace(start=mark.start())
+  return offered
 
 
 def is_call(text: str) -> bool:

@@ -10,6 +10,7 @@ its inputs.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -38,6 +39,19 @@ class Example(NamedTuple):
   advantage: float | np.ndarray = 0.0
   rewards: np.ndarray | None = None
   experts: np.ndarray | None = None
+
+  def split(self, starts: Sequence[int]) -> list[Example]:
+    """Returns the parts that begin at these indices, ascending from 0."""
+    if len(starts) == 1:
+      return [self]
+    parts = []
+    for start, stop in itertools.pairwise([*starts, len(self.token_ids)]):
+      values = {
+        name: value[start:stop] if isinstance(value, np.ndarray) else value
+        for name, value in self._asdict().items()
+      }
+      parts.append(Example(**values))
+    return parts
 
 
 # Stands for an old log-prob that is the step's own; no log-prob is positive.

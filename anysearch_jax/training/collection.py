@@ -169,13 +169,16 @@ class Collector:
   def _share(self, playing: loop.Work[driver.Rollout]) -> RolloutBatch:
     """Waits for this process's share of a rollout."""
     played = playing.wait()
+    engine = _pop_counters(self._parts.engine)
+    for name, count in _pop_counters(self._parts.player).items():
+      engine[f"agents/{name}"] = count
     return RolloutBatch(
       **played._asdict(),
       places=np.asarray(
         [_question_index(group) for group in played.groups], np.int64
       ),
       stragglers=0,
-      engine=_pop_counters(self._parts.engine),
+      engine=engine,
       search=_pop_counters(self._parts.retriever),
     )
 
@@ -372,6 +375,7 @@ def deserialize(
       "observations": records.observations(values["observations"]),
       "search_ends": tuple(values["search_ends"]),
       "servers": tuple(values.get("servers", ())),
+      "segment_starts": tuple(values.get("segment_starts", (0,))),
       "caps": budgets_lib.from_record(values.get("caps", {})),
     }
     # Fields that an earlier version did not store keep their defaults.

@@ -22,7 +22,7 @@ from anysearch_jax.config import settings as config_settings
 from anysearch_jax.environment import spec
 from anysearch_jax.host import processes
 from anysearch_jax.policy import decoder, hf, lora
-from anysearch_jax.rollout import engines, episode, searching
+from anysearch_jax.rollout import driver, engines, episode, searching
 from anysearch_jax.rollout.jax_engine import engine as jax_engine
 from anysearch_jax.rollout.jax_engine import kv_store
 from anysearch_jax.training import (
@@ -132,6 +132,7 @@ class Trainer:
       `checkpoints/`.
     engine: samples; `run` closes it. None makes the engine that
       `config.engine` names.
+    player: plays the episodes; None: this project's episodes are played.
     trace: whether JAX's profiler traces the run, into `profile/`.
     allow_changes: whether settings of learning may differ from those of the
       checkpoint that the run resumes from.
@@ -154,6 +155,7 @@ class Trainer:
     retriever: types.Retriever | None,
     folder: pathlib.Path,
     engine: types.TrainableEngine | None = None,
+    player: driver.Player | None = None,
     trace: bool = False,
     allow_changes: bool = False,
     sinks: Sequence[trackers.Sender] = (),
@@ -228,6 +230,7 @@ class Trainer:
         engine=engine,
         retriever=retriever,
         timeline=self._timeline,
+        player=player,
       )
     # The state at the last trained rollout; the sampler's own state may be
     # some rollouts ahead of it.

@@ -116,7 +116,7 @@ def score(
     measures=method.measures,
     progress=progress,
   )
-  rewards = method.reward(outcomes)
+  rewards = with_reported(method.reward(outcomes), trajectories)
   advantages = None
   if not objective.has_critic:
     ends = [0, samples - searchless]
@@ -164,6 +164,28 @@ def score(
   )
 
 
+def with_reported(
+  rewards: Mapping[str, Any], trajectories: Mapping[Place, types.Trajectory]
+) -> Mapping[str, Any]:
+  """Returns rewards, with the totals that programs reported in place of them.
+
+  Args:
+    rewards: `[Q, G]` by name, `total` among them.
+    trajectories: the valid ones.
+  """
+  reported = {
+    place: trajectory.reported_reward
+    for place, trajectory in trajectories.items()
+    if trajectory.reported_reward is not None
+  }
+  if not reported:
+    return rewards
+  total = np.array(rewards["total"])
+  for place, reward in reported.items():
+    total[place] = reward
+  return {**rewards, "total": jnp.asarray(total)}
+
+
 def examples(
   experience: Experience, start: int = 0, stop: int | None = None
 ) -> list[batching.Example]:
@@ -185,8 +207,9 @@ def examples(
   trajectories = [experience.groups[q].trajectories[g] for q, g in members]
   masks = [t.authors == types.Author.MODEL for t in trajectories]
   weights = grpo.token_weights(masks, reduction=experience.reduction)
-  return [
-    batching.Example(
+  segments: list[batching.Example] = []
+  for place, trajectory, weight in zip(members, trajectories, weights):
+    whole = batching.Example(
       token_ids=trajectory.token_ids,
       weights=weight,
       logps=trajectory.logps,
@@ -194,9 +217,8 @@ def examples(
       rewards=_token_rewards(experience, place, trajectory),
       experts=trajectory.experts,
     )
-    for place, trajectory, weight in zip(members, trajectories, weights)
-    if weight.any()
-  ]
+    segments += whole.split(trajectory.segment_starts)
+  return [segment for segment in segments if segment.weights.any()]
 
 
 def _advantage(

@@ -121,6 +121,7 @@ class Sampler:
     engine: samples; nothing else uses it.
     retriever: answers the searches.
     timeline: gets the spans of sampling.
+    player: plays the episodes; None: `driver.run_episode` does.
   """
 
   def __init__(
@@ -134,6 +135,7 @@ class Sampler:
     engine: types.TrainableEngine,
     retriever: types.Retriever,
     timeline: timeline_lib.Timeline,
+    player: driver.Player | None = None,
   ):
     self.state = initial_state(config)
     self._config = config
@@ -143,7 +145,13 @@ class Sampler:
     self._method = method
     environment = method.environment
     parts = driver.EpisodeParts(
-      engine, retriever, config.episode, codec, environment, trains=True
+      engine,
+      retriever,
+      config.episode,
+      codec,
+      environment,
+      trains=True,
+      player=player,
     )
     self._collector = collection.Collector(
       stream,

@@ -1,0 +1,161 @@
+"""Has programs play the episodes of a rollout, each in a session of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import Counter
+from typing import Any
+
+from anysearch_jax import budgets, types
+from anysearch_jax import config as config_lib
+from anysearch_jax.host import loop
+from anysearch_jax.rollout import driver
+from anysearch_jax.sessions import (
+  conversation,
+  endpoint,
+  programs,
+  session,
+  turns,
+)
+
+_MODEL = "policy"
+
+
+class ProgramPlayer:
+  """A `driver.Player`: a program, and the endpoint that it talks to.
+
+  The endpoint opens with the first episode.
+
+  Args:
+    config: the settings of programs.
+    sampling: how the run samples.
+    at_once: number of episodes that are played at a time.
+
+  Attributes:
+    counters: `sessions` and what they count, see `session.Session`, and the
+      refusals of the endpoint.
+
+  Raises:
+    ValueError: there is no such program.
+  """
+
+  def __init__(
+    self,
+    config: config_lib.AgentsConfig,
+    sampling: config_lib.SamplingConfig,
+    *,
+    at_once: int,
+  ):
+    self.counters: Counter[str] = Counter()
+    self._config = config
+    self._sampling = {
+      "temperature": sampling.temperature,
+      "top_p": sampling.top_p,
+      "presence_penalty": 0.0,
+      "frequency_penalty": 0.0,
+    }
+    self._program = programs.open_program(config.program, at_once=at_once)
+    self._sessions: dict[str, session.Session] = {}
+    self._endpoint = endpoint.Endpoint(self, at_once=at_once)
+    self._opening = asyncio.Lock()
+    self._address = ""
+
+  def find(self, session_id: str) -> session.Session | None:
+    return self._sessions.get(session_id)
+
+  def note(self, event: str) -> None:
+    self.counters[event] += 1
+
+  def intruded(self, key: str) -> None:
+    """Spoils the session whose key was used for another session."""
+    for open_session in self._sessions.values():
+      if hmac.compare_digest(open_session.key, key):
+        open_session.spoil(
+          "intruder", "The program asked for the session of another one."
+        )
+
+  async def play(
+    self,
+    question: types.Question,
+    parts: driver.EpisodeParts,
+    *,
+    budget: budgets.Budget,
+    scaffold: bool,
+    address: types.Address,
+    inflight: driver.InFlight,
+    deadline: float,
+  ) -> types.Trajectory:
+    """Has the program play one episode, see `driver.Player`."""
+    base = await self._open()
+    codec = parts.codec
+    if not isinstance(codec, conversation.Codec):
+      raise ValueError(
+        f"agents.program: found the codec {type(codec).__name__}, which renders"
+        " no conversations; expected a policy with a tokenizer of its own."
+      )
+    seconds = min(deadline, self._config.deadline)
+    opened = session.Session(
+      question,
+      parts=parts,
+      codec=codec,
+      budget=budget,
+      scaffold=scaffold,
+      address=address,
+      config=self._config,
+      sampling=self._sampling,
+      counters=self.counters,
+      inflight=inflight,
+      seconds=deadline,
+    )
+    self.counters["sessions"] += 1
+    self._sessions[opened.id] = opened
+    url = f"{base}/sessions/{opened.id}"
+    task = programs.Task(
+      base_url=f"{url}/v1",
+      api_key=opened.key,
+      model=_MODEL,
+      outcome_url=f"{url}/outcome",
+      question_id=question.id,
+      question=question.text,
+      corpus=question.corpus,
+      budget=dict(opened.budget.caps),
+      scaffold=scaffold,
+    )
+    try:
+      async with asyncio.timeout(seconds):
+        report = await self._program.play(task)
+      if report != turns.Report():
+        opened.report(report)
+    except TimeoutError:
+      opened.spoil(
+        "deadline",
+        f"The program did not end within {seconds:g} seconds "
+        "(agents.deadline).",
+      )
+    except programs.ProgramError as error:
+      opened.spoil("program", f"The program failed: {error}.")
+    except turns.RefusedError:
+      pass  # It reported before, so the session is spoiled.
+    finally:
+      del self._sessions[opened.id]
+      trajectory = opened.trajectory()
+    return trajectory
+
+  async def _open(self) -> str:
+    """Opens the endpoint once; returns its address for programs."""
+    async with self._opening:
+      if not self._address:
+        base = await self._endpoint.open(
+          self._config.host, port=self._config.port
+        )
+        self._address = self._config.address.rstrip("/") or base
+    return self._address
+
+  def close(self) -> None:
+    """Ends the programs and closes the endpoint."""
+    loop.run(self._close())
+
+  async def _close(self) -> None:
+    await self._program.close()
+    await self._endpoint.close()

@@ -1,0 +1,584 @@
+"""One episode that a program plays: its turns, its budget and its tokens.
+
+The session samples the program's turns with the run's engine and keeps every
+token with its author, log-probability and policy version. It charges the calls
+of one tool as searches, and enforces the budget where the program cannot get
+around it: in the replies.
+
+* A turn that calls the tool beyond the budget is not handed to the program. The
+  policy is asked for its answer once (`Environment.over_budget`), and what it
+  writes then is the reply. If that is such a call again, the request is refused
+  as OpenAI refuses a spent quota.
+* Tokens, dollars and seconds are capped in the same way: the policy is asked
+  for its answer while the reserve of `episode_state` still pays for it, and
+  refused when nothing is left.
+
+What goes wrong on the program's side spoils the session: it then counts as
+failed, and none of its tokens is trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import math
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from anysearch_jax import budgets, types
+from anysearch_jax import config as config_lib
+from anysearch_jax.environment import protocol
+from anysearch_jax.rollout import driver, episode, episode_state, written_calls
+from anysearch_jax.sessions import conversation, turns
+
+_KEY_BYTES = 24
+_END_OF_REASONING = "</think>"
+
+
+class _Turn(NamedTuple):
+  """A sampled turn.
+
+  Attributes:
+    text: what the policy wrote.
+    calls: the calls of tools in it.
+    content: the text before the first call.
+    charged: the queries of the calls that the budget pays for.
+    is_cut: whether a limit on tokens ended it.
+  """
+
+  text: str
+  calls: tuple[turns.Call, ...]
+  content: str
+  charged: tuple[str, ...]
+  is_cut: bool
+
+
+class Session:
+  """A `turns.Session` over the parts of a rollout.
+
+  Its methods run in the event loop of the process.
+
+  Args:
+    question: the question of the episode.
+    parts: the engine, the limits and the environment.
+    codec: renders conversations in the policy's chat template.
+    budget: what the episode may spend.
+    scaffold: whether it is an episode of Phase I.
+    address: seeds the draws.
+    config: the settings of programs.
+    sampling: sampling parameters of the run, by OpenAI's names; requests that
+      name others are counted and get these.
+    counters: counts `turns`, `forks`, `landings`, `refusals`, and the reasons
+      why sessions are spoiled.
+    inflight: notes the turns that the session waits for.
+    seconds: how long the episode may take.
+
+  Attributes:
+    id: names the session in addresses.
+    key: the secret that its requests must bear.
+    budget: what the episode may spend.
+    reason: why the session is spoiled; "" if it is not.
+  """
+
+  def __init__(
+    self,
+    question: types.Question,
+    *,
+    parts: driver.EpisodeParts,
+    codec: conversation.Codec,
+    budget: budgets.Budget,
+    scaffold: bool,
+    address: types.Address,
+    config: config_lib.AgentsConfig,
+    sampling: Mapping[str, float],
+    counters: Counter[str],
+    inflight: driver.InFlight = driver.OFF,
+    seconds: float = math.inf,
+  ):
+    self.id = secrets.token_hex(8)
+    self.key = secrets.token_urlsafe(_KEY_BYTES)
+    self.reason = ""
+    self._parts = parts
+    self._codec = codec
+    self._config = config
+    self._sampling = sampling
+    self._counters = counters
+    self._inflight = inflight
+    caps = episode_state.priced(budget, parts.environment)
+    self.budget = caps
+    self._blank = episode_state.Episode(
+      address=address,
+      question=question,
+      budget=caps.searches,
+      scaffold=scaffold,
+      config=parts.config,
+      codec=codec,
+      environment=parts.environment,
+      caps=caps.beyond_searches,
+    )
+    self._clock = asyncio.get_running_loop().time
+    self._started = self._clock()
+    self._seconds = min(seconds, caps.seconds)
+    self._segments: list[conversation.Segment] = []
+    self._pending: asyncio.Future | None = None
+    # The messages that each returned message stands for.
+    self._written: dict[turns.Message, tuple[turns.Message, ...]] = {}
+    self._turn_count = 0
+    self._landed = False
+    self._violation = False
+    self._limit = ""  # The limit that ended the episode, in a sentence.
+    self._is_over = False
+    self._is_closed = False
+    self._report: turns.Report | None = None
+    self._lock = asyncio.Lock()
+
+  def budget_headers(self) -> Mapping[str, str]:
+    headers = {"x-budget": str(self.budget)}
+    if self.budget.searches < budgets.UNCAPPED:
+      left = max(0, self.budget.searches - self._spent().searches)
+      headers["x-budget-left"] = str(left)
+    return headers
+
+  def spoil(self, cause: str, sentence: str) -> None:
+    """Makes the session count as failed.
+
+    Args:
+      cause: a word for the reason, which is counted.
+      sentence: the reason.
+    """
+    if not self.reason:
+      self.reason = sentence
+      self._counters[f"spoiled_{cause}"] += 1
+
+  def report(self, report: turns.Report) -> None:
+    if self._report is not None:
+      self.spoil("reported_twice", "The program reported its outcome twice.")
+      raise turns.RefusedError(
+        "Found a second outcome, expected one.",
+        status=409,
+        code="outcome_reported",
+      )
+    self._report = report
+    self._is_over = True
+
+  async def turn(self, request: turns.TurnRequest) -> turns.TurnReply:
+    async with self._lock:
+      self._check_open()
+      return await self._answer(request)
+
+  def _check_open(self) -> None:
+    """Raises RefusedError if no turn may follow."""
+    if self._limit:
+      raise self._refusal(self._limit)
+    if self._is_over or self.reason:
+      raise turns.RefusedError(
+        self.reason or "Found a turn after the outcome, expected none.",
+        status=409,
+        code="session_ended",
+      )
+    if self._turn_count >= self._config.turns:
+      self.spoil(
+        "turns",
+        f"The program asked for more than {self._config.turns} turns "
+        "(agents.turns).",
+      )
+      self._check_open()
+
+  def _refusal(self, sentence: str) -> turns.RefusedError:
+    """Returns the error of a spent budget, and counts it."""
+    self._counters["refusals"] += 1
+    return turns.RefusedError(
+      sentence,
+      status=429,
+      kind="insufficient_quota",
+      code="budget_exhausted",
+    )
+
+  async def _answer(self, request: turns.TurnRequest) -> turns.TurnReply:
+    """Samples the next message; asks for the answer if the budget is spent."""
+    self._counters["turns"] += 1
+    if any(
+      value != self._sampling.get(name, value)
+      for name, value in request.sampling.items()
+    ):
+      self._counters["sampling_ignored"] += 1
+    messages = [*self._budget_message(), *request.messages]
+    # Messages of this request that the program does not see.
+    hidden: list[turns.Message] = []
+    line = turns.Message("user", self._blank.environment.over_budget)
+    while True:
+      index, segment = self._continued([*messages, *hidden], request.tools)
+      if not self._landed and self._must_land(segment.episode):
+        self._land()
+        hidden.append(line)
+        continue
+      prompt_tokens = segment.episode.tokens
+      segment, turn = await self._sampled(index, segment, request)
+      own_text = turns.Message("assistant", turn.text)
+      hidden.append(own_text)
+      if not turn.charged or self._pays(segment.episode, len(turn.charged)):
+        break
+      self._violation = True
+      if self._landed:
+        self._limit = (
+          f"The budget of {self._blank.budget} calls of "
+          f"{self._config.tool!r} is spent."
+        )
+        raise self._refusal(self._limit)
+      self._land()
+      hidden.append(line)
+    self._segments[index] = _charged(segment, turn.charged)
+    reply = turns.Message("assistant", turn.content, turn.calls)
+    self._written[reply] = tuple(hidden)
+    return turns.TurnReply(
+      message=reply,
+      is_cut=turn.is_cut,
+      prompt_tokens=prompt_tokens,
+      written_tokens=segment.episode.turn_lengths[-1],
+    )
+
+  def _land(self) -> None:
+    """Notes that the policy is asked for its answer."""
+    self._landed = True
+    self._counters["landings"] += 1
+
+  def _budget_message(self) -> list[turns.Message]:
+    """Returns the message that states the budget, if one does."""
+    if not self._config.states_budget:
+      return []
+    lines = []
+    for unit, cap in self.budget.caps:
+      noun = f"calls of {self._config.tool}" if unit == "searches" else unit
+      lines.append(f"{cap:g} {noun}")
+    if not lines:
+      return []
+    return [turns.Message("system", f"Your budget: {', '.join(lines)}.")]
+
+  def _continued(
+    self,
+    messages: Sequence[turns.Message],
+    tools: Sequence[Mapping[str, object]],
+  ) -> tuple[int, conversation.Segment]:
+    """Returns the segment that a conversation continues, with its new text.
+
+    A conversation that continues none begins a new one. The segment is kept
+    once its turn is sampled.
+
+    Args:
+      messages: the conversation.
+      tools: the functions that the policy may call.
+
+    Returns:
+      The segment's index, and the segment.
+
+    Raises:
+      turns.RefusedError: the template takes no such conversation, or the
+        session would have too many segments.
+    """
+    try:
+      text = self._codec.render_messages(
+        conversation.template_messages(
+          _with_one_system(messages), self._written, self._codec.control_tokens
+        ),
+        [{"type": "function", "function": dict(tool)} for tool in tools],
+      )
+    except ValueError as error:
+      raise turns.RefusedError(str(error), param="messages") from error
+    index = conversation.longest(self._segments, text)
+    if index is None:
+      if len(self._segments) >= self._config.segments:
+        self.spoil(
+          "segments",
+          "The program rewrote its conversation more often than "
+          f"agents.segments={self._config.segments} allows.",
+        )
+        self._check_open()
+      ids = self._codec.encode_prompt(text)
+      chunk = episode.unsampled_chunk(types.Author.PROMPT, text, ids)
+      before = self._blank
+      index = len(self._segments)
+    else:
+      rest = self._segments[index].continuation(text)
+      assert rest is not None
+      chunk = episode.environment_chunk(self._blank, rest)
+      before = self._segments[index].episode
+    return index, conversation.Segment(
+      dataclasses.replace(
+        before,
+        chunks=(*before.chunks, chunk),
+        discarded=self._spent(without=index),
+        landing=self._landed,
+        elapsed=self._clock() - self._started,
+      ),
+      text=text,
+    )
+
+  def _spent(self, without: int | None = None) -> episode_state.Spending:
+    """Returns what the segments cost but for one."""
+    others = [
+      dataclasses.replace(segment.episode, discarded=episode_state.Spending())
+      for index, segment in enumerate(self._segments)
+      if index != without
+    ]
+    return episode_state.Spending(
+      searches=sum(other.searches_used for other in others),
+      written_tokens=sum(other.written_tokens for other in others),
+      read_tokens=sum(other.read_tokens for other in others),
+    )
+
+  def _must_land(self, waiting: episode_state.Episode) -> bool:
+    """Returns whether the next turn has to be the answer."""
+    landing_seconds = self._seconds * driver.LANDING
+    is_late = (
+      self._seconds < math.inf and waiting.elapsed >= landing_seconds
+    )
+    return is_late or (self._turn_count > 0 and waiting.is_spent)
+
+  async def _sampled(
+    self,
+    index: int,
+    segment: conversation.Segment,
+    request: turns.TurnRequest,
+  ) -> tuple[conversation.Segment, _Turn]:
+    """Samples a turn and keeps its segment.
+
+    Args:
+      index: index of the segment, which may be new.
+      segment: what the turn reads.
+      request: the program's request.
+
+    Returns:
+      The segment with the turn, and what the turn says.
+
+    Raises:
+      turns.RefusedError: a limit leaves no room for a token.
+      types.EngineError: the engine could not sample.
+    """
+    waiting = segment.episode
+    if reason := waiting.reached_limit:
+      self._limit = reason
+      raise self._refusal(reason)
+    limit = waiting.limit_before_landing
+    if limit is None or limit <= 0:
+      limit = waiting.turn_limit
+    wanted = [limit, waiting.config.max_turn or limit]
+    if request.max_tokens is not None:
+      wanted.append(request.max_tokens)
+    stops = request.stop
+    if not request.tools:
+      stops = tuple(dict.fromkeys((*waiting.environment.stops, *stops)))
+    generate = types.GenerateRequest(
+      address=waiting.address,
+      turn=self._turn_count,
+      token_ids=waiting.context,
+      max_tokens=min(wanted),
+      stop=stops,
+    )
+    self._pending = asyncio.ensure_future(
+      driver.answer_request(
+        generate, self._parts, until=self._started + self._seconds
+      )
+    )
+    with self._inflight.waiting(generate):
+      try:
+        event = await self._pending
+      except asyncio.CancelledError:
+        if not self._is_closed:
+          raise
+        raise turns.RefusedError(
+          "The session ended while it sampled this turn.",
+          status=409,
+          code="session_ended",
+        ) from None
+    if event is None:
+      self._limit = f"The {self._seconds:g} seconds of the episode are over."
+      raise self._refusal(self._limit)
+    if isinstance(event, episode_state.Failure):
+      self.spoil("engine", event.reason)
+      raise types.EngineError(event.reason)
+    assert isinstance(event, types.Generation)
+    try:
+      recorded = episode.record_turn(
+        dataclasses.replace(waiting, request=generate), event
+      )
+    except ValueError as error:
+      # Its tokens cannot be told from each other: they are not guessed.
+      self.spoil("mismatched", str(error))
+      raise types.EngineError(str(error)) from error
+    last = event.token_ids[-1]
+    end = ""
+    if last in self._codec.end_of_turn_ids:
+      end = self._codec.transcript((last,))
+    sampled = conversation.Segment(
+      recorded, text=segment.text + event.text, end=end
+    )
+    if index == len(self._segments):
+      self._counters["forks"] += bool(index)
+      self._segments.append(sampled)
+    self._segments[index] = sampled
+    self._turn_count += 1
+    return sampled, self._read(event, request)
+
+  def _read(
+    self, generation: types.Generation, request: turns.TurnRequest
+  ) -> _Turn:
+    """Returns the calls in a turn: of its tools, or in the run's own tags."""
+    text = generation.text
+    is_cut = generation.finish is types.Finish.LENGTH
+    if not request.tools:
+      action = self._blank.environment.action(text)
+      searches = (
+        action is not None
+        and action.kind is protocol.ActionKind.SEARCH
+        and bool(action.content)
+      )
+      charged = (action.content,) if action and searches else ()
+      return _Turn(text, (), _before_stop(text, request.stop), charged, is_cut)
+    names = [str(tool["name"]) for tool in request.tools]
+    reasoning = text.rfind(_END_OF_REASONING) + 1
+    start = reasoning + len(_END_OF_REASONING) - 1 if reasoning else 0
+    found = written_calls.find_all(text[start:], names)
+    calls = tuple(
+      turns.Call(
+        id=f"call_{self._turn_count}_{number}",
+        name=call.name,
+        arguments=json.dumps(call.arguments, ensure_ascii=False),
+      )
+      for number, call in enumerate(found)
+    )
+    content = text[: start + found[0].start] if found else text
+    charged = tuple(
+      call.arguments for call in calls if call.name == self._config.tool
+    )
+    return _Turn(
+      text, calls, _before_stop(content, request.stop), charged, is_cut
+    )
+
+  def _pays(self, turn: episode_state.Episode, calls: int) -> bool:
+    """Returns whether the budget pays for calls, and for an answer."""
+    return turn.searches_left >= calls and turn.affords(protocol.SEARCH)
+
+  def trajectory(self) -> types.Trajectory:
+    """Ends the session and returns its trajectory."""
+    self._is_over = True
+    self._is_closed = True
+    if self._pending is not None:
+      self._pending.cancel()
+    self._parts.engine.release(self._blank.address)
+    report = self._report or turns.Report()
+    if not self._turn_count:
+      self.spoil("no_turn", "The program asked the policy for no turn.")
+    if self.reason:
+      return self._blank.trajectory(types.Outcome.FAILED, self.reason)
+    parts = [
+      dataclasses.replace(
+        segment.episode, discarded=episode_state.Spending()
+      ).trajectory(types.Outcome.ANSWERED)
+      for segment in self._segments
+    ]
+    joined = dataclasses.replace(
+      _joined(parts),
+      violation=self._violation,
+      reported_answer=report.answer,
+      reported_reward=report.reward,
+      seconds=self._clock() - self._started
+      if self._blank.caps.seconds < math.inf
+      else 0.0,
+    )
+    environment = self._blank.environment
+    answer = environment.judge(joined).answer
+    outcome = types.Outcome.ANSWERED
+    if answer is None and report.reward is None:
+      outcome = types.Outcome.INVALID
+      if self._limit and not self._violation:
+        outcome = types.Outcome.TRUNCATED
+    return dataclasses.replace(
+      joined,
+      outcome=outcome,
+      reason=self._limit if outcome is types.Outcome.TRUNCATED else "",
+    )
+
+
+def _charged(
+  segment: conversation.Segment, queries: Sequence[str]
+) -> conversation.Segment:
+  """Returns a segment whose last turn is charged for calls of the tool."""
+  turn = segment.episode.turns - 1
+  observations = tuple(
+    types.Observation(protocol.SEARCH, query, turn) for query in queries
+  )
+  charged = dataclasses.replace(
+    segment.episode,
+    observations=(*segment.episode.observations, *observations),
+  )
+  return dataclasses.replace(segment, episode=charged)
+
+
+def _before_stop(text: str, stops: Sequence[str]) -> str:
+  """Returns a text up to the first of the program's stop texts."""
+  ends = [text.find(stop) for stop in stops if stop in text]
+  return text[: min(ends)] if ends else text
+
+
+def _with_one_system(
+  messages: Sequence[turns.Message],
+) -> list[turns.Message]:
+  """Joins the system messages at the beginning, of which templates take one."""
+  count = 0
+  while count < len(messages) and messages[count].role == "system":
+    count += 1
+  if count < 2:
+    return list(messages)
+  content = "\n\n".join(message.content for message in messages[:count])
+  return [turns.Message("system", content), *messages[count:]]
+
+
+def _joined(parts: Sequence[types.Trajectory]) -> types.Trajectory:
+  """Returns the segments of a session as one trajectory.
+
+  Args:
+    parts: the trajectory of each segment, of one token or more.
+  """
+  if len(parts) == 1:
+    return parts[0]
+  lengths = [len(part.token_ids) for part in parts]
+  starts = [0, *np.cumsum(lengths)[:-1].tolist()]
+  turn_counts = [
+    sum(span.author is types.Author.MODEL for span in part.spans)
+    for part in parts
+  ]
+  first_turns = [0, *np.cumsum(turn_counts)[:-1].tolist()]
+  experts = [part.experts for part in parts]
+  recorded = [ids for ids in experts if ids is not None]
+
+  def concatenated(name: str) -> np.ndarray:
+    return np.concatenate([getattr(part, name) for part in parts])
+
+  return dataclasses.replace(
+    parts[0],
+    token_ids=concatenated("token_ids"),
+    authors=concatenated("authors"),
+    logps=concatenated("logps"),
+    versions=concatenated("versions"),
+    spans=tuple(span for part in parts for span in part.spans),
+    searches=sum(part.searches for part in parts),
+    queries=tuple(query for part in parts for query in part.queries),
+    observations=tuple(
+      observation._replace(turn=observation.turn + first)
+      for part, first in zip(parts, first_turns)
+      for observation in part.observations
+    ),
+    search_ends=tuple(
+      end + start
+      for part, start in zip(parts, starts)
+      for end in part.search_ends
+    ),
+    servers=tuple(server for part in parts for server in part.servers),
+    experts=np.concatenate(experts) if len(recorded) == len(parts) else None,
+    segment_starts=tuple(starts),
+  )
