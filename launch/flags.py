@@ -150,6 +150,13 @@ def define_listening() -> None:
     "Further names under which clients reach the server, such as a proxy's. "
     "Without keys, requests for other names are refused.",
   )
+  flags.DEFINE_string(
+    "agents",
+    None,
+    "A program that plays the episodes: a command, an address, or "
+    "file.py:function; short for --config.agents.program, with "
+    "episode.prompts=program unless that is set.",
+  )
   flags.DEFINE_float(
     "grace",
     30,
@@ -334,12 +341,29 @@ def read_config() -> config_lib.ExperimentConfig:
       )
     if "reward" in flags.FLAGS and flags.FLAGS.reward is not None:
       config = override(config, [f"reward.function={flags.FLAGS.reward}"])
+    if "agents" in flags.FLAGS and flags.FLAGS.agents is not None:
+      config = _with_program(config, flags.FLAGS.agents)
     if "prices" in flags.FLAGS:
       config = apply_prices(config)
     policy = shipped.find_policy(config.policy)
   except ValueError as error:
     raise app.UsageError(str(error)) from error
   return dataclasses.replace(config, policy=policy)
+
+
+def _with_program(
+  config: config_lib.ExperimentConfig, program: str
+) -> config_lib.ExperimentConfig:
+  """Returns a configuration whose episodes a program plays."""
+  prompts = "program"
+  if any(
+    assignment.startswith("episode.prompts=")
+    for assignment in flags.FLAGS.set_config
+  ):
+    prompts = config.episode.prompts
+  return config_lib.changed(
+    config, agents={"program": program}, episode={"prompts": prompts}
+  )
 
 
 def load_config(name: str) -> config_lib.ExperimentConfig:

@@ -91,6 +91,21 @@ class IdentifiedRetriever:
     return self._identity
 
 
+class ProgramsOwnRetriever:
+  """Stands for the retrievers of programs, which search by themselves."""
+
+  def identity(self, corpora: Sequence[str]) -> dict[str, str]:
+    return {"kind": "program"}
+
+  async def search(
+    self, request: types.SearchRequest
+  ) -> Sequence[types.Passage]:
+    raise types.RetrievalError(
+      "Found a search where a program plays the episodes (agents.program); "
+      "expected it to search by itself."
+    )
+
+
 def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   """Returns the retriever that `config.retrieval` names.
 
@@ -105,6 +120,8 @@ def make(config: config_lib.ExperimentConfig, lexical: Any) -> Any:
   Raises:
     ValueError: the configuration is invalid or the retriever cannot be opened.
   """
+  if config.agents.program:
+    return ProgramsOwnRetriever()
   validate(config.retrieval)
   c = config.retrieval
   if "world" in (c.simulated, c.refined) and config.data.source != "world":

@@ -229,6 +229,14 @@ def _trainer(
     searcher = searching.BatchingRetriever(retriever, config.search)
     if processes.is_main():
       stack.enter_context(line.reporting_waits(searcher.waits))
+  player = None
+  if config.agents.program and retriever is not None:
+    from anysearch_jax.sessions import player as player_lib
+
+    player = player_lib.ProgramPlayer(
+      config.agents, config.sampling, at_once=config.engine.slots
+    )
+    stack.callback(player.close)
   trainer = loop.Trainer(
     config,
     method=systems.trained(config),
@@ -240,6 +248,7 @@ def _trainer(
     questions=questions,
     retriever=searcher,
     folder=folder,
+    player=player,
     trace=flags.FLAGS.timeline,
     allow_changes=allow,
     sinks=sinks,
@@ -404,6 +413,7 @@ if __name__ == "__main__":
       "output",
       "method",
       "reward",
+      "agents",
       "dry_run",
       "allow_changes",
       "grace",

@@ -17,6 +17,8 @@ the budget and the question.
     documents_short   the same for small models: the question is the first
                       search, and each request is a short prompt of its own
     plain_retrieval   the same with that search alone, the baseline of agents
+    program           for programs that play the episodes; they have prompts and
+                      tools of their own
     world             the generated world
 
 The texts of `compact`, `paper_fetch` and the documents are our own words.
@@ -26,8 +28,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from anysearch_jax import types
 from anysearch_jax.environment import (
   citations,
   protocol,
@@ -144,6 +147,33 @@ def _plain_retrieval(texts: Mapping[str, str]) -> spec.Environment:
   return dataclasses.replace(_documents_short(texts), more="")
 
 
+def _program(texts: Mapping[str, str]) -> spec.Environment:
+  """Returns the environment of programs, which write their own prompts."""
+  lines = {
+    "scaffold": "{Question}",
+    "plain": "{Question}",
+    "over_budget": texts["over_budget"],
+    "no_action": "",
+  }
+  return dataclasses.replace(
+    _environment(lines),
+    action=lambda text: None,
+    answer=_last_message,
+    format=None,
+  )
+
+
+def _last_message(spans: Sequence[types.Span]) -> str | None:
+  """Returns the last text of the model, without its reasoning; or None."""
+  turns = scoring.turns(spans)
+  if not turns:
+    return None
+  answer = protocol.last_content(turns[-1], "answer")
+  if answer is not None:
+    return answer
+  return turns[-1].rpartition("</think>")[2].strip() or None
+
+
 def _for_chat_models(
   env: spec.Environment, texts: Mapping[str, str]
 ) -> spec.Environment:
@@ -193,6 +223,9 @@ WORDINGS = {
   ),
   "plain_retrieval": wording.Wording(
     "documents_short.toml", _SHORT_SLOTS, _plain_retrieval
+  ),
+  "program": wording.Wording(
+    "program.toml", {"over_budget": wording.LINE}, _program
   ),
   "world": WORLD,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections import Counter
-from typing import Any
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib

@@ -111,9 +111,7 @@ def open_program(name: str, *, at_once: int) -> Program:
   if name.startswith(("http://", "https://")):
     return Service(name)
   if plugins.is_name(name) and not any(map(str.isspace, name)):
-    loaded = plugins.load(
-      name, setting=_SETTING, expected="a function (task)"
-    )
+    loaded = plugins.load(name, setting=_SETTING, expected="a function (task)")
     return Function(loaded.value, name=name, at_once=at_once)
   return Command(name)
 

@@ -140,7 +140,7 @@ class Session:
   def budget_headers(self) -> Mapping[str, str]:
     headers = {"x-budget": str(self.budget)}
     if self.budget.searches < budgets.UNCAPPED:
-      left = max(0, self.budget.searches - self._spent().searches)
+      left = max(0, self.budget.searches - _spent(self._segments).searches)
       headers["x-budget-left"] = str(left)
     return headers
 
@@ -307,36 +307,29 @@ class Session:
       assert rest is not None
       chunk = episode.environment_chunk(self._blank, rest)
       before = self._segments[index].episode
+    others = [*self._segments]
+    del others[index : index + 1]
+    tokens = sum(other.episode.tokens for other in others)
+    limits = self._parts.config
     return index, conversation.Segment(
       dataclasses.replace(
         before,
         chunks=(*before.chunks, chunk),
-        discarded=self._spent(without=index),
+        # The limit is on the tokens of all segments.
+        config=dataclasses.replace(
+          limits, max_context=limits.max_context - tokens
+        ),
+        discarded=_spent(others),
         landing=self._landed,
         elapsed=self._clock() - self._started,
       ),
       text=text,
     )
 
-  def _spent(self, without: int | None = None) -> episode_state.Spending:
-    """Returns what the segments cost but for one."""
-    others = [
-      dataclasses.replace(segment.episode, discarded=episode_state.Spending())
-      for index, segment in enumerate(self._segments)
-      if index != without
-    ]
-    return episode_state.Spending(
-      searches=sum(other.searches_used for other in others),
-      written_tokens=sum(other.written_tokens for other in others),
-      read_tokens=sum(other.read_tokens for other in others),
-    )
-
   def _must_land(self, waiting: episode_state.Episode) -> bool:
     """Returns whether the next turn has to be the answer."""
     landing_seconds = self._seconds * driver.LANDING
-    is_late = (
-      self._seconds < math.inf and waiting.elapsed >= landing_seconds
-    )
+    is_late = self._seconds < math.inf and waiting.elapsed >= landing_seconds
     return is_late or (self._turn_count > 0 and waiting.is_spent)
 
   async def _sampled(
@@ -502,6 +495,21 @@ class Session:
       outcome=outcome,
       reason=self._limit if outcome is types.Outcome.TRUNCATED else "",
     )
+
+
+def _spent(
+  segments: Sequence[conversation.Segment],
+) -> episode_state.Spending:
+  """Returns what segments cost together."""
+  episodes = [
+    dataclasses.replace(segment.episode, discarded=episode_state.Spending())
+    for segment in segments
+  ]
+  return episode_state.Spending(
+    searches=sum(one.searches_used for one in episodes),
+    written_tokens=sum(one.written_tokens for one in episodes),
+    read_tokens=sum(one.read_tokens for one in episodes),
+  )
 
 
 def _charged(

@@ -138,6 +138,8 @@ def validate(
       "reward.rel_cost: found dollars where nothing has a price; expected a "
       "price of searches, of tokens or of a tool in evaluation."
     )
+  if config.agents.program:
+    _programs(config, method)
   if method.turns and (config.objective.has_critic or config.searchless):
     raise ValueError(
       f"method.name: {config.method.name!r} has advantages of turns; found "
@@ -161,6 +163,44 @@ def validate(
   if config.checkpoint.keep_best:
     best = config.checkpoint.best_metric
     settings.require("checkpoint.best_metric", best, sorted(metrics))
+
+
+def _programs(
+  config: config_lib.ExperimentConfig, method: method_lib.TrainedMethod
+) -> None:
+  """Checks that nothing needs to know what a program's searches found."""
+  if config.objective.baseline == "turn":
+    raise ValueError(
+      "objective.baseline: found 'turn' with agents.program, expected 'group': "
+      "turns are compared by the passages that they saw, and a program does "
+      "not tell them."
+    )
+  if method.steps or method.turns or method.environment.step:
+    raise ValueError(
+      f"method.name: found {config.method.name!r} with agents.program; expected"
+      " a system whose rewards are of whole episodes, without a course of its "
+      "own: a program plays the episodes."
+    )
+  batch = config.batch
+  episodes = (
+    config.questions * config.group // config.curriculum.batches_per_rollout
+  )
+  shorter = 0  # The longest of the shorter rows, in tokens.
+  for length in batch.row_lengths:
+    # An episode has so many contexts that fit no shorter row. At worst each is
+    # in a row of its own.
+    longer_contexts = config.episode.max_context // (shorter + 1)
+    count = max(1, min(config.agents.segments, longer_contexts))
+    rows = batch.rows(length, config.mesh.rows)
+    needed = -(-episodes * count // rows)
+    if needed > batch.max_micro_batches:
+      raise ValueError(
+        f"batch.max_micro_batches: found {batch.max_micro_batches}, expected "
+        f"at least {needed} with agents.segments={config.agents.segments}: an "
+        f"optimizer step has {episodes} episodes, each of up to {count} "
+        f"contexts of {length} tokens, and {rows} rows a micro-batch."
+      )
+    shorter = length
 
 
 def lost_tags(codec: types.TextCodec, tags: Sequence[str]) -> list[str]:
