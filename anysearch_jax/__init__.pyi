@@ -107,6 +107,7 @@ import anysearch_jax.training.batching as batching
 import anysearch_jax.training.optimizers as optimizers
 import anysearch_jax.training.train_step as train_step
 from anysearch_jax.training.loop import Trainer as Trainer
+from anysearch_jax.sessions.programs import Task as Task
 from anysearch_jax.methods.systems import validate as validate
 
 # Asking a policy.
@@ -220,6 +221,7 @@ __all__ = [
   "optimizers",
   "train_step",
   "Trainer",
+  "Task",
   "validate",
   "Agent",
   "Endpoint",

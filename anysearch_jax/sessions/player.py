@@ -56,7 +56,7 @@ class ProgramPlayer:
     }
     self._program = programs.open_program(config.program, at_once=at_once)
     self._sessions: dict[str, session.Session] = {}
-    self._endpoint = endpoint.Endpoint(self, at_once=at_once)
+    self._endpoint = endpoint.Endpoint(self, model=_MODEL)
     self._opening = asyncio.Lock()
     self._address = ""
 

@@ -430,8 +430,10 @@ class Session:
         and action.kind is protocol.ActionKind.SEARCH
         and bool(action.content)
       )
-      charged = (action.content,) if action and searches else ()
-      return _Turn(text, (), _before_stop(text, request.stop), charged, is_cut)
+      queries: tuple[str, ...] = ()
+      if action is not None and searches:
+        queries = (action.content,)
+      return _Turn(text, (), _before_stop(text, request.stop), queries, is_cut)
     names = [str(tool["name"]) for tool in request.tools]
     reasoning = text.rfind(_END_OF_REASONING) + 1
     start = reasoning + len(_END_OF_REASONING) - 1 if reasoning else 0
@@ -561,8 +563,7 @@ def _joined(parts: Sequence[types.Trajectory]) -> types.Trajectory:
     for part in parts
   ]
   first_turns = [0, *np.cumsum(turn_counts)[:-1].tolist()]
-  experts = [part.experts for part in parts]
-  recorded = [ids for ids in experts if ids is not None]
+  recorded = [part.experts for part in parts if part.experts is not None]
 
   def concatenated(name: str) -> np.ndarray:
     return np.concatenate([getattr(part, name) for part in parts])
@@ -587,6 +588,6 @@ def _joined(parts: Sequence[types.Trajectory]) -> types.Trajectory:
       for end in part.search_ends
     ),
     servers=tuple(server for part in parts for server in part.servers),
-    experts=np.concatenate(experts) if len(recorded) == len(parts) else None,
+    experts=np.concatenate(recorded) if len(recorded) == len(parts) else None,
     segment_starts=tuple(starts),
   )

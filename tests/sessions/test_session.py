@@ -143,7 +143,9 @@ def test_a_rewritten_history_begins_a_segment_of_its_own():
   assert len(t.segment_starts) == 2
   second = t.token_ids[t.segment_starts[1] :].tolist()
   assert CODEC.transcript(second).startswith(f"[search]{scripted.USER}shorter")
-  assert by_author(t, types.Author.MODEL) == f"one{scripted.END}two{scripted.END}"
+  assert (
+    by_author(t, types.Author.MODEL) == f"one{scripted.END}two{scripted.END}"
+  )
   assert t.authors[t.segment_starts[1]] == types.Author.PROMPT
   assert [span.text for span in t.spans] == ["one", "two"]
 
