@@ -150,13 +150,6 @@ def define_listening() -> None:
     "Further names under which clients reach the server, such as a proxy's. "
     "Without keys, requests for other names are refused.",
   )
-  flags.DEFINE_string(
-    "agents",
-    None,
-    "A program that plays the episodes: a command, an address, or "
-    "file.py:function; short for --config.agents.program, with "
-    "episode.prompts=program unless that is set.",
-  )
   flags.DEFINE_float(
     "grace",
     30,
@@ -218,6 +211,13 @@ def define_training() -> None:
     None,
     "module:function or path/to/file.py:function of a reward of your own; "
     "short for --config.reward.function.",
+  )
+  flags.DEFINE_string(
+    "agents",
+    None,
+    "A program that plays the episodes: a command, an address, or "
+    "file.py:function; short for --config.agents.program, with "
+    "episode.prompts=program unless that is set.",
   )
   flags.DEFINE_float(
     "grace",
