@@ -13,7 +13,7 @@ from starlette import exceptions, responses
 HEARTBEAT = b": still working\n\n"
 HEARTBEAT_SECONDS = 15.0
 DONE = b"data: [DONE]\n\n"  # Ends a stream of chunks.
-EVENT_STREAM = "text/event-stream"
+_EVENT_STREAM = "text/event-stream"
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
@@ -55,6 +55,23 @@ def frame(value: Mapping[str, Any]) -> bytes:
   return f"{name}data: {json.dumps(value)}\n\n".encode()
 
 
+def events_response(content: bytes) -> responses.Response:
+  """Returns a response of server-sent events that are written already."""
+  return responses.Response(
+    content, headers=_STREAM_HEADERS, media_type=_EVENT_STREAM
+  )
+
+
+def model_values(name: str) -> dict[str, Any]:
+  """Returns the JSON of a model."""
+  return {
+    "id": name,
+    "object": "model",
+    "created": 0,
+    "owned_by": "anysearch",
+  }
+
+
 class EventStream(responses.StreamingResponse):
   """Sends chunks until they end or the client leaves, and calls `on_end`."""
 
@@ -64,7 +81,7 @@ class EventStream(responses.StreamingResponse):
     *,
     on_end: Callable[[], None] = lambda: None,
   ):
-    super().__init__(chunks, headers=_STREAM_HEADERS, media_type=EVENT_STREAM)
+    super().__init__(chunks, headers=_STREAM_HEADERS, media_type=_EVENT_STREAM)
     self._chunks = chunks
     self._on_end = on_end
 

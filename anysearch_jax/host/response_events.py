@@ -75,12 +75,12 @@ class Writer:
     item["status"] = "completed"
     return self.item_event("response.output_item.done", item)
 
-  def item_event(self, name: str, item: Mapping[str, Any]) -> Item:
+  def item_event(self, name: str, /, item: Mapping[str, Any]) -> Item:
     """Returns an event that has all of the last item."""
     return self.event(name, item=item, output_index=len(self.items) - 1)
 
   def part_event(
-    self, name: str, *, indexed: bool = True, **values: Any
+    self, name: str, /, *, indexed: bool = True, **values: Any
   ) -> Item:
     """Returns an event of the last item; if `indexed`, of its only part."""
     if indexed:
@@ -92,7 +92,7 @@ class Writer:
       **values,
     )
 
-  def event(self, name: str, **values: Any) -> Item:
+  def event(self, name: str, /, **values: Any) -> Item:
     """Returns an event with its number."""
     event = {"type": name, "sequence_number": self._number, **values}
     self._number += 1

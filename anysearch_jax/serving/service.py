@@ -337,7 +337,7 @@ class Service:
   async def models(self, request: requests.Request) -> responses_lib.Response:
     """Returns the models that a request may name."""
     self._key(request)
-    model = _model_values(self.served.model)
+    model = openai_replies.model_values(self.served.model)
     return openai_replies.json_response({"object": "list", "data": [model]})
 
   async def model(self, request: requests.Request) -> responses_lib.Response:
@@ -345,7 +345,7 @@ class Service:
     self._key(request)
     name = request.path_params["model"]
     fields.budget_of_model(name, self.served)
-    return openai_replies.json_response(_model_values(name))
+    return openai_replies.json_response(openai_replies.model_values(name))
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns example questions; there are none for real corpora."""
@@ -566,16 +566,6 @@ class Service:
     """Adds `change`, 1 or -1, to the number of running questions."""
     self._running += change
     self._metrics.running.set(self._running)
-
-
-def _model_values(name: str) -> dict[str, Any]:
-  """Returns the JSON of a model."""
-  return {
-    "id": name,
-    "object": "model",
-    "created": 0,
-    "owned_by": "anysearch",
-  }
 
 
 def _cut(answer: str, stop: tuple[str, ...]) -> str:
