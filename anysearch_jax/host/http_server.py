@@ -113,6 +113,24 @@ class Server(uvicorn.Server):
     await super().shutdown(sockets)
 
 
+class InnerServer(uvicorn.Server):
+  """A uvicorn server in a running event loop, without signals and output."""
+
+  async def open(self, listener: socket.socket) -> None:
+    """Begins to accept connections of a listening socket."""
+    self.config.load()
+    self.lifespan = self.config.lifespan_class(self.config)
+    await self.startup([listener])
+    listener.listen(_BACKLOG)
+    self._ticking = asyncio.create_task(self.main_loop())
+
+  async def close(self) -> None:
+    """Closes the socket, waits for requests under way, then cancels them."""
+    self.should_exit = True
+    await self._ticking
+    await self.shutdown()
+
+
 @dataclasses.dataclass(kw_only=True)
 class Guard:
   """The shared state of a server's connections; makes their protocols.
@@ -139,6 +157,19 @@ class Guard:
   def protocol(self, **server: Any) -> asyncio.Protocol:
     """Returns the protocol of a connection, for `uvicorn.Config(http=...)`."""
     return _Protocol(self, **server)
+
+  def config(self, app: Any) -> uvicorn.Config:
+    """Returns the configuration of a server of an ASGI app."""
+    return uvicorn.Config(
+      app,
+      http=self.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
+      ws="none",
+      backlog=_ACCEPT_BATCH,
+      log_config=None,
+      access_log=False,
+      server_header=False,
+      timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+    )
 
 
 class _Protocol(httptools_impl.HttpToolsProtocol):
@@ -445,16 +476,7 @@ def serve(
     request=request + _READ_SECONDS,
     on_closed=service.on_closed,
   )
-  config = uvicorn.Config(
-    app if service.locked else OwnPages(app, host, hosts),
-    http=guard.protocol,  # type: ignore[arg-type]  # uvicorn only calls it.
-    ws="none",
-    backlog=_ACCEPT_BATCH,
-    log_config=None,
-    access_log=False,
-    server_header=False,
-    timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-  )
+  config = guard.config(app if service.locked else OwnPages(app, host, hosts))
   with listening(host, port) as listener:
     # Without this a full collection visits all that was loaded: with a policy
     # it takes a fifth of a second, in which nobody is answered. See

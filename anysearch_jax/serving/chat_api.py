@@ -9,36 +9,28 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations
+from anysearch_jax.host import openai_replies, openai_requests
 from anysearch_jax.serving import fields
 
 
-class Request(fields.Request):
+class Request(fields.Request, openai_requests.ChatRequest):
   """The body of `POST /v1/chat/completions`."""
 
   messages: fields.Messages
-  max_completion_tokens: fields.Tokens | None = None
-  max_tokens: fields.Tokens | None = None
-  response_format: fields.Form = fields.Form()
-  function_call: Literal["auto", "none"] = "auto"
-  logit_bias: dict[str, fields.Zero] = {}
-  modalities: list[Literal["text"]] = ["text"]
 
   def turns(self) -> list[tuple[str, str]]:
     return fields.role_texts(self.messages)
-
-  def token_limits(self) -> list[int | None]:
-    return [self.max_completion_tokens, self.max_tokens]
 
 
 class Writer:
   """Turns an agent's events into chunks, or into a completion."""
 
-  last = b"data: [DONE]\n\n"
+  last = openai_replies.DONE
 
   def __init__(self, request: fields.ParsedRequest, served: fields.Served):
     self._served = served
@@ -69,9 +61,9 @@ class Writer:
       chunk = self._chunk({})
       yield chunk | {"choices": [], "usage": _usage(self._reply)}
 
-  def refused(self, error: fields.RequestError) -> dict[str, Any]:
+  def refused(self, error: openai_requests.RequestError) -> dict[str, Any]:
     """Returns the chunk of an error that occurs after the first chunk."""
-    return {"error": fields.error_of(error)}
+    return {"error": openai_replies.error_of(error)}
 
   def collected(self, answer_events: Sequence[events.Event]) -> dict[str, Any]:
     """Returns the completion of all events of a question."""

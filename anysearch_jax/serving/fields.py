@@ -1,8 +1,4 @@
-"""Fields of requests, refusals and citations, which OpenAI's two APIs share.
-
-A field is honoured, is known to have no effect here, or is refused by its name:
-no client may believe in a setting that the service ignores.
-"""
+"""Fields of requests and citations, which OpenAI's two APIs share here."""
 
 from __future__ import annotations
 
@@ -15,86 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
-from starlette import exceptions
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations, protocol
+from anysearch_jax.host import openai_requests
 
 # No question is longer than this, about 50,000 tokens.
 MAX_CHARACTERS = 200_000
 _MARK = re.compile(r"\[([0-9]+)\]")
-_MAX_STOPS = 4  # The limit of OpenAI's API.
-# Fields without an effect on an answer.
-_HARMLESS = frozenset(
-  (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "prediction",
-    "parallel_tool_calls",
-    "verbosity",
-    "reasoning",
-    "reasoning_effort",
-    "include",
-    "truncation",
-    "web_search_options",
-  )
-)
-# Parts of pydantic's locations that are no field: the tag of a kind of content,
-# and the kinds of a value that has several.
-_PYDANTIC_NAMES = ("type", "int", "str")
-# The words around the expected value in pydantic's messages.
-_PYDANTIC_WORDS = re.compile(
-  r"^(Input|List|String) should (be |have )?|^Value error, "
-  r"| after validation, not \d+$"
-)
-_ABSENT: tuple[Any, ...] = (None, [], {})
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
-
-class RequestError(exceptions.HTTPException):
-  """A request is refused.
-
-  Args:
-    status: HTTP status.
-    message: what was found, what was expected, what to do.
-    param: the invalid field of the request; None if no field is at fault.
-    code: a machine-readable code, such as `model_not_found`.
-    retry_after: seconds after which the client may try again.
-  """
-
-  def __init__(
-    self,
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    retry_after: int | None = None,
-  ):
-    headers = {} if retry_after is None else {"retry-after": str(retry_after)}
-    super().__init__(status, message, headers)
-    self.param = param
-    self.code = code
-
-
-def error_of(error: exceptions.HTTPException) -> dict[str, Any]:
-  """Returns the JSON of an error in OpenAI's form."""
-  status = error.status_code
-  kind = "invalid_request_error" if status < 500 else "server_error"
-  return {
-    "message": error.detail,
-    "type": _TYPES.get(status, kind),
-    "param": getattr(error, "param", None),
-    "code": getattr(error, "code", None),
-  }
 
 
 def new_id() -> str:
@@ -108,29 +34,6 @@ def unavailable(request_id: str) -> str:
     "The model or the search service did not answer; try again later. The "
     f"service's log has the cause of {request_id}."
   )
-
-
-def refuse(
-  param: str,
-  value: object,
-  expected: str,
-  *,
-  status: int = 400,
-  code: str = "invalid_value",
-) -> RequestError:
-  """Returns the error of a field that cannot be honoured.
-
-  Args:
-    param: name of the field.
-    value: its value in the request.
-    expected: the values that the service accepts, as the end of a sentence.
-    status: HTTP status.
-    code: a machine-readable code.
-  """
-  excerpt = repr(value)
-  excerpt = excerpt if len(excerpt) <= 80 else f"{excerpt[:80]}..."
-  message = f"{param}: found {excerpt}, expected {expected}."
-  return RequestError(status, message, param=param, code=code)
 
 
 def url_of(passage: types.Passage) -> str:
@@ -198,38 +101,12 @@ class ParsedRequest:
   drafts: bool = False
 
 
-def _texts(content: Any) -> Any:
-  """Returns a content that is a text as a list of one part."""
-  if isinstance(content, str):
-    return [{"type": "text", "text": content}]
-  return content
-
-
-def _stops(texts: Any) -> Any:
-  """Returns a single text as a list of one."""
-  return [texts] if isinstance(texts, str) else texts
-
-
-def _is_off(flag: bool) -> bool:
-  if flag:
-    raise ValueError("false; this service has no other")
-  return flag
-
-
-class _Part(pydantic.BaseModel):
-  type: Literal["text", "input_text", "output_text"]
-  text: str
-
-
-Texts = Annotated[list[_Part], pydantic.BeforeValidator(_texts)]
-
-
 class Message(pydantic.BaseModel):
   """A message of a conversation; its content is one or several texts."""
 
   type: Literal["message"] = "message"
   role: Literal["system", "developer", "user", "assistant"]
-  content: Texts
+  content: openai_requests.Texts
 
   @pydantic.model_validator(mode="before")
   @classmethod
@@ -248,77 +125,32 @@ class Message(pydantic.BaseModel):
 Messages = Annotated[list[Message], pydantic.Field(min_length=1)]
 
 
-class Form(pydantic.BaseModel):
-  """The format of an answer; only plain text is offered."""
-
-  type: Literal["text"] = "text"
-
-
 class _Tool(pydantic.BaseModel):
   type: str
 
 
-class StreamOptions(pydantic.BaseModel):
-  """How an answer is streamed."""
-
-  include_usage: bool = False
-
-
-Off = Annotated[bool, pydantic.AfterValidator(_is_off)]
-Tokens = Annotated[int, pydantic.Field(ge=1, le=2**31)]
 _Count = Annotated[int, pydantic.Field(ge=0, le=2**31)]
-_NoCount = Annotated[int, pydantic.Field(ge=0, le=0)]
-Zero = Annotated[float, pydantic.Field(ge=0, le=0)]
-_Stop = Annotated[str, pydantic.Field(min_length=1)]
 
 
-class Request(pydantic.BaseModel):
-  """The fields that both APIs have.
-
-  A null, an empty list and an empty object mean that a field is absent.
+class Request(openai_requests.Request):
+  """The fields that this service reads in both APIs.
 
   They are described in OpenAI's APIs. Only three have a meaning of this
   service: `budget` and `max_tool_calls` cap the spending of an answer, and
   `deadline` its seconds.
   """
 
-  model_config = pydantic.ConfigDict(
-    strict=True, extra="forbid", allow_inf_nan=False
-  )
+  harmless = openai_requests.HARMLESS | {"truncation", "web_search_options"}
   search_tools: ClassVar[tuple[str, ...]] = ()
 
-  model: str | None = None
   budget: str | None = None
   max_tool_calls: _Count | None = None
   tool_choice: Literal["auto", "none"] = "auto"
   tools: list[_Tool] = []
-  stream: bool = False
-  stream_options: StreamOptions = StreamOptions()
   seed: Annotated[int, pydantic.Field(ge=0, lt=2**32)] = 42
   deadline: Annotated[float, pydantic.Field(gt=0)] = math.inf
-  temperature: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
-  top_p: Annotated[float, pydantic.Field(gt=0, le=1)] | None = None
-  presence_penalty: Zero = 0
-  frequency_penalty: Zero = 0
-  logprobs: Off = False
-  top_logprobs: _NoCount = 0
-  stop: Annotated[
-    list[_Stop],
-    pydantic.Field(max_length=_MAX_STOPS),
-    pydantic.BeforeValidator(_stops),
-  ] = []
-  n: int = pydantic.Field(default=1, ge=1, le=1)
-
-  @pydantic.model_validator(mode="before")
-  @classmethod
-  def _without_effect(cls, body: Any) -> Any:
-    if not isinstance(body, dict):
-      return body
-    return {
-      name: value
-      for name, value in body.items()
-      if value not in _ABSENT and name not in _HARMLESS
-    }
+  presence_penalty: openai_requests.Zero = 0
+  frequency_penalty: openai_requests.Zero = 0
 
   @pydantic.field_validator("tools")
   @classmethod
@@ -326,7 +158,7 @@ class Request(pydantic.BaseModel):
     for tool in tools:
       if tool.type not in cls.search_tools:
         expected = ", ".join(cls.search_tools) or "no tools"
-        raise refuse(
+        raise openai_requests.refuse(
           "tools",
           tool.type,
           f"{expected}: this policy searches and has no other tool",
@@ -341,19 +173,13 @@ class Request(pydantic.BaseModel):
     """Returns whether the client asks for the text of an unfinished answer."""
     return False
 
-  def token_limits(self) -> list[int | None]:
-    """Returns the fields that limit the tokens of an answer."""
-    raise NotImplementedError
-
-
-def text_of(parts: Sequence[_Part]) -> str:
-  """Returns the parts of a content as one text, a line each."""
-  return "\n".join(part.text for part in parts)
-
 
 def role_texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
   """Returns role and text of each message."""
-  return [(message.role, text_of(message.content)) for message in messages]
+  return [
+    (message.role, openai_requests.text_of(message.content))
+    for message in messages
+  ]
 
 
 def parse_request(
@@ -367,19 +193,19 @@ def parse_request(
     served: defaults and limits.
 
   Raises:
-    RequestError: a field cannot be honoured.
+    openai_requests.RequestError: a field cannot be honoured.
   """
   try:
     request = api.model_validate_json(body)
   except pydantic.ValidationError as error:
-    raise refusal(error) from error
+    raise openai_requests.refusal(error) from error
   question = conversation(request.turns(), cites=served.cites)
   if not question.strip():
-    raise RequestError(
+    raise openai_requests.RequestError(
       400, "Found no question, expected a text.", code="no_question"
     )
   if len(question) > MAX_CHARACTERS:
-    raise RequestError(
+    raise openai_requests.RequestError(
       400,
       f"Found a question of {len(question)} characters, expected at most "
       f"{MAX_CHARACTERS}.",
@@ -411,43 +237,6 @@ def parse_request(
   )
 
 
-def refusal(error: pydantic.ValidationError) -> RequestError:
-  """Returns the first error of a body, or of a tool's arguments, as a sentence.
-
-  Args:
-    error: has one error for each kind of value that a field may have.
-  """
-  first_error, *others = error.errors(include_url=False, include_context=False)
-  path = [name for name in first_error["loc"] if name not in _PYDANTIC_NAMES]
-  # For an item of a list, the list is named: the path ends before the index.
-  indices = [i for i, name in enumerate(path) if isinstance(name, int)]
-  param = ".".join(map(str, path[: indices[0] if indices else None]))
-  if not param:
-    return RequestError(
-      400,
-      f"Found a body that is no JSON object ({first_error['msg']}), expected "
-      "one.",
-    )
-  if first_error["type"] == "missing":
-    return RequestError(
-      400, f"{param}: found nothing, expected a value.", param=param
-    )
-  if first_error["type"] == "extra_forbidden":
-    return refuse(
-      param,
-      first_error["input"],
-      "no such field: this service does not know or offer it, and stores "
-      "nothing between requests",
-      code="unsupported_parameter",
-    )
-  messages = [first_error["msg"]]
-  for other in others:
-    if other["loc"][:-1] == first_error["loc"][:-1] != ():
-      messages.append(other["msg"])
-  expected = [_PYDANTIC_WORDS.sub("", message) for message in messages]
-  return refuse(param, first_error["input"], " or ".join(expected))
-
-
 def budget_of_model(model: str, served: Served) -> int | None:
   """Returns the budget in a model's name, 3 for `name@3`, or None.
 
@@ -460,9 +249,11 @@ def budget_of_model(model: str, served: Served) -> int | None:
   name, separator, budget = model.rpartition("@")
   if not separator or name not in names:
     expected = f"{served.model!r} (or '{served.model}@3' for a budget of 3)"
-    raise refuse("model", model, expected, status=404, code="model_not_found")
+    raise openai_requests.refuse(
+      "model", model, expected, status=404, code="model_not_found"
+    )
   if not budget.isascii() or not budget.isdecimal() or len(budget) > 9:
-    raise refuse("model", model, "a number of searches after @")
+    raise openai_requests.refuse("model", model, "a number of searches after @")
   return int(budget)
 
 
@@ -492,7 +283,9 @@ def _caps(request: Request, served: Served) -> budgets.Budget:
   try:
     return budget_of(request.budget, served.prices)
   except ValueError as error:
-    raise RequestError(400, f"budget: {error}", param="budget") from error
+    raise openai_requests.RequestError(
+      400, f"budget: {error}", param="budget"
+    ) from error
 
 
 def _searches(
@@ -507,7 +300,7 @@ def _searches(
   requested = {name: n for name, n in counts.items() if n is not None}
   if len(set(requested.values())) > 1:
     listed = ", ".join(f"{name} {n}" for name, n in requested.items())
-    raise RequestError(
+    raise openai_requests.RequestError(
       400,
       f"Found different budgets ({listed}), expected one.",
       param=min(requested),
@@ -516,7 +309,9 @@ def _searches(
     return 0
   for name, budget in requested.items():
     if budget > served.max_budget:
-      raise refuse(name, budget, f"at most {served.max_budget} searches")
+      raise openai_requests.refuse(
+        name, budget, f"at most {served.max_budget} searches"
+      )
     return budget
   return min(served.budget, served.max_budget)
 
@@ -533,7 +328,7 @@ def conversation(
   """
   role, last = turns[-1]
   if role != "user":
-    raise RequestError(
+    raise openai_requests.RequestError(
       400,
       f"Found {role!r} as the role of the last message, expected 'user': the "
       "question that is to be answered.",

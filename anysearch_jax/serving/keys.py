@@ -31,8 +31,7 @@ from typing import Any
 
 from anysearch_jax import budgets
 from anysearch_jax.config import settings
-from anysearch_jax.host import disk, json_files, run_lock
-from anysearch_jax.serving import fields
+from anysearch_jax.host import disk, json_files, openai_requests, run_lock
 
 _NAME = settings.Range(
   "letters, digits, '.', '_' and '-'",
@@ -179,14 +178,14 @@ class Guard:
     reveals nothing about a key.
 
     Raises:
-      fields.RequestError: 401, there is no such key.
+      openai_requests.RequestError: 401, there is no such key.
     """
     self._read_again()
     scheme, _, secret = (header or "").partition(" ")
     digest = _hash(secret.strip())
     matches = [hmac.compare_digest(key.sha256, digest) for key in self.keys]
     if not any(matches) or scheme.lower() != "bearer":
-      raise fields.RequestError(
+      raise openai_requests.RequestError(
         401,
         "Found no key of this service, expected one in the header "
         "'Authorization: Bearer KEY'.",
@@ -235,16 +234,16 @@ class Guard:
         that it used.
 
     Raises:
-      fields.RequestError: 429, the key has too many requests at a time or has
-        used up its day; 400, the budget exceeds that of the key; 503, the usage
-        cannot be written.
+      openai_requests.RequestError: 429, the key has too many requests at a
+        time or has used up its day; 400, the budget exceeds that of the key;
+        503, the usage cannot be written.
     """
     if searches > key.max_budget:
-      raise fields.refuse(
+      raise openai_requests.refuse(
         "max_tool_calls", searches, f"at most {key.max_budget} for this key"
       )
     if self._running[key.name] >= key.requests:
-      raise fields.RequestError(
+      raise openai_requests.RequestError(
         429,
         f"Found {key.requests} requests of this key under way, expected fewer; "
         "wait for one to end.",
@@ -264,7 +263,7 @@ class Guard:
       self._running[key.name] -= 1
       used_searches, used_tokens = used()
       # A refund that cannot be written is lost; it is no error of the request.
-      with contextlib.suppress(fields.RequestError):
+      with contextlib.suppress(openai_requests.RequestError):
         self._charge(
           key,
           day,
@@ -295,7 +294,7 @@ class Guard:
       if used + needed > quota:
         # Running requests may refund a part of their reservation.
         soon = self._running[key.name] > 0 and needed <= quota
-        raise fields.RequestError(
+        raise openai_requests.RequestError(
           429,
           f"This key has used or reserved {used} of its {quota} {unit} of "
           f"today (UTC), and this request may need {needed}; ask for less, or "
@@ -312,7 +311,7 @@ class Guard:
         yield
     except sqlite3.Error as error:
       _log.error("What keys use today cannot be written: %s", error)
-      raise fields.RequestError(
+      raise openai_requests.RequestError(
         503,
         "The service cannot write what its keys use now; ask later.",
         retry_after=5,

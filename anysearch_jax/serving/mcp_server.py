@@ -31,7 +31,7 @@ from anysearch_jax import budgets, types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
 from anysearch_jax.environment import citations, records
-from anysearch_jax.host import loop
+from anysearch_jax.host import loop, openai_requests
 from anysearch_jax.serving import fields
 
 _log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ class _Server(MCPServer[Any]):
       cause = error.__cause__
       if not isinstance(cause, pydantic.ValidationError):
         raise
-      raise ToolError(fields.refusal(cause).detail) from cause
+      raise ToolError(openai_requests.refusal(cause).detail) from cause
 
 
 @dataclasses.dataclass

@@ -21,6 +21,7 @@ from starlette import requests
 from starlette import responses as responses_lib
 
 from anysearch_jax import types
+from anysearch_jax.host import openai_requests
 from anysearch_jax.retrieval import decoding
 from anysearch_jax.retrieval.documents import originals as originals_lib
 from anysearch_jax.serving import fields, keys
@@ -96,8 +97,9 @@ class Links:
     """Returns an original.
 
     Raises:
-      fields.RequestError: 401, the request has neither a key nor a link that
-        holds; 404, the index has no such file; 410, it is gone or changed.
+      openai_requests.RequestError: 401, the request has neither a key nor a
+        link that holds; 404, the index has no such file; 410, it is gone or
+        changed.
     """
     # By its bytes, because a name need not be UTF-8.
     path = urllib.parse.unquote_to_bytes(request.scope["raw_path"])
@@ -118,7 +120,7 @@ class Links:
     )
     if is_ours and int(expires) > time.time() and self._guard.knows(key):
       return True
-    raise fields.RequestError(
+    raise openai_requests.RequestError(
       401,
       "Found a link that has expired or is of another service, expected one of "
       f"the last {_LINK_SECONDS // 60} minutes; ask again for a new one.",
@@ -133,7 +135,9 @@ class Links:
     try:
       file = self._originals.open(name)
     except originals_lib.MissingError as error:
-      raise fields.RequestError(404, f"{error}", code="no_document") from error
+      raise openai_requests.RequestError(
+        404, f"{error}", code="no_document"
+      ) from error
     size = os.fstat(file.fileno()).st_size
     ending = os.path.splitext(name)[1].lower()
     kind = _SHOWN.get(ending, "")

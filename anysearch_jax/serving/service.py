@@ -35,7 +35,7 @@ import logging
 import pathlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import prometheus_client
@@ -45,7 +45,12 @@ from starlette import responses as responses_lib
 from anysearch_jax import types
 from anysearch_jax.agent import agent as agent_lib
 from anysearch_jax.agent import events
-from anysearch_jax.host import http_server, loop
+from anysearch_jax.host import (
+  http_server,
+  loop,
+  openai_replies,
+  openai_requests,
+)
 from anysearch_jax.retrieval.documents import originals as originals_lib
 from anysearch_jax.serving import (
   chat_api,
@@ -59,9 +64,6 @@ _log = logging.getLogger(__name__)
 _STOPPING = "The service stops; ask another one, or later."
 _MAX_BODY_BYTES = 2**20
 _BODY_SECONDS = 30.0  # Until the whole body must have arrived.
-# Clients ignore comments, but proxies close a connection that is silent.
-HEARTBEAT = b": still working\n\n"
-HEARTBEAT_SECONDS = 15.0
 # The header with a request's id, which errors and the log name.
 _ID = "x-request-id"
 _MAX_EXAMPLES = 100
@@ -322,7 +324,7 @@ class Service:
       ),
       "keys": self.locked,
     }
-    return _json(values, 503 if self.draining else 200)
+    return openai_replies.json_response(values, 503 if self.draining else 200)
 
   async def metrics(self, request: requests.Request) -> responses_lib.Response:
     """Returns the metrics for Prometheus."""
@@ -335,19 +337,21 @@ class Service:
   async def models(self, request: requests.Request) -> responses_lib.Response:
     """Returns the models that a request may name."""
     self._key(request)
-    model = _model_values(self.served.model)
-    return _json({"object": "list", "data": [model]})
+    model = openai_replies.model_values(self.served.model)
+    return openai_replies.json_response({"object": "list", "data": [model]})
 
   async def model(self, request: requests.Request) -> responses_lib.Response:
     """Returns a model by a name that a request may have."""
     self._key(request)
     name = request.path_params["model"]
     fields.budget_of_model(name, self.served)
-    return _json(_model_values(name))
+    return openai_replies.json_response(openai_replies.model_values(name))
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns example questions; there are none for real corpora."""
-    return _json([q.text for q in self.agent.examples[:_MAX_EXAMPLES]])
+    return openai_replies.json_response(
+      [q.text for q in self.agent.examples[:_MAX_EXAMPLES]]
+    )
 
   async def ask(
     self, route: str, request: requests.Request
@@ -370,7 +374,7 @@ class Service:
         status = error.status_code
       self._close(account, status)
       raise
-    if not isinstance(response, _EventStream):
+    if not isinstance(response, openai_replies.EventStream):
       self._close(account, 200)
     response.headers[_ID] = account.id
     return response
@@ -380,7 +384,7 @@ class Service:
   ) -> responses_lib.Response:
     """Reads a request, admits it and asks the agent."""
     if self.draining:
-      raise fields.RequestError(503, _STOPPING, retry_after=1)
+      raise openai_requests.RequestError(503, _STOPPING, retry_after=1)
     key = self._key(http_request)
     account.key = key.name if key else ""
     body = await http_server.body(
@@ -390,7 +394,7 @@ class Service:
     request = fields.parse_request(api.Request, body, self.served)
     refusal = await asyncio.to_thread(self.agent.refusal, request.question)
     if refusal is not None:
-      raise fields.RequestError(400, refusal, code="unknown_words")
+      raise openai_requests.RequestError(400, refusal, code="unknown_words")
     self._begin(account, key, request)
     served = self.served
     if self.links is not None:
@@ -402,7 +406,7 @@ class Service:
       )
     writer = api.Writer(request, served)
     if request.stream:
-      return _EventStream(
+      return openai_replies.EventStream(
         self._chunks(writer, account, request),
         on_end=lambda: self._close(account, account.status),
       )
@@ -418,10 +422,10 @@ class Service:
     )
     if account.failure():  # Of a 503, clients try again.
       sentence = fields.unavailable(account.id)
-      raise fields.RequestError(
+      raise openai_requests.RequestError(
         503, sentence, code="unavailable", retry_after=1
       )
-    return _json(writer.collected(answer_events))
+    return openai_replies.json_response(writer.collected(answer_events))
 
   async def _chunks(
     self,
@@ -431,20 +435,20 @@ class Service:
   ) -> AsyncGenerator[bytes]:
     """Yields the bytes of a streamed response."""
     account.status = 499  # The client left; replaced at the end of the stream.
-    yield b"".join(map(_frame, writer.begin()))
+    yield b"".join(map(openai_replies.frame, writer.begin()))
     try:
       async with contextlib.aclosing(
         self._events(account, request)
       ) as agent_events:
         async for event in agent_events:
           if event is None:
-            yield HEARTBEAT
+            yield openai_replies.HEARTBEAT
           else:
-            yield b"".join(map(_frame, writer.write(event)))
-      yield b"".join(map(_frame, writer.end())) + writer.last
+            yield b"".join(map(openai_replies.frame, writer.write(event)))
+      yield b"".join(map(openai_replies.frame, writer.end())) + writer.last
       account.status = 200
-    except fields.RequestError as error:
-      yield _frame(writer.refused(error))
+    except openai_requests.RequestError as error:
+      yield openai_replies.frame(writer.refused(error))
       account.status = error.status_code
 
   async def _events(
@@ -473,7 +477,7 @@ class Service:
     try:
       while True:
         try:
-          async with asyncio.timeout(HEARTBEAT_SECONDS):
+          async with asyncio.timeout(openai_replies.HEARTBEAT_SECONDS):
             event = await pending.get()
         except TimeoutError:
           yield None
@@ -483,9 +487,13 @@ class Service:
         yield event
       await answering
     except agent_lib.BusyError as error:
-      raise fields.RequestError(503, str(error), retry_after=5) from error
+      raise openai_requests.RequestError(
+        503, str(error), retry_after=5
+      ) from error
     except agent_lib.ClosedError as error:
-      raise fields.RequestError(503, _STOPPING, retry_after=1) from error
+      raise openai_requests.RequestError(
+        503, _STOPPING, retry_after=1
+      ) from error
     except Exception as error:
       raise _failed(account.id, error) from error
     finally:
@@ -535,7 +543,7 @@ class Service:
   ) -> None:
     """Charges the key and counts the request until it ends."""
     if self._running >= self.max_questions:
-      raise fields.RequestError(
+      raise openai_requests.RequestError(
         503,
         f"Found {self._running} questions under way, expected at most "
         f"{self.max_questions}; ask later.",
@@ -558,16 +566,6 @@ class Service:
     """Adds `change`, 1 or -1, to the number of running questions."""
     self._running += change
     self._metrics.running.set(self._running)
-
-
-def _model_values(name: str) -> dict[str, Any]:
-  """Returns the JSON of a model."""
-  return {
-    "id": name,
-    "object": "model",
-    "created": 0,
-    "owned_by": "anysearch",
-  }
 
 
 def _cut(answer: str, stop: tuple[str, ...]) -> str:
@@ -602,10 +600,12 @@ def create_app(service: Service) -> applications.Starlette:
     request_id = request.scope.get(_ID, "")
     if not isinstance(error, exceptions.HTTPException):
       error = _failed(request_id, error)
-    values = fields.error_of(error)
+    values = openai_replies.error_of(error)
     if not request_id and error.status_code in (404, 405):  # No route matched.
       values["message"] += f"; expected one of {paths}."
-    response = _json({"error": values}, error.status_code, error.headers)
+    response = openai_replies.json_response(
+      {"error": values}, error.status_code, error.headers
+    )
     if request_id:
       response.headers[_ID] = request_id
     return response
@@ -618,10 +618,10 @@ def create_app(service: Service) -> applications.Starlette:
   )
 
 
-def _failed(request_id: str, error: Exception) -> fields.RequestError:
+def _failed(request_id: str, error: Exception) -> openai_requests.RequestError:
   """Logs a bug and returns an error that does not show it."""
   _log.error("%s was not answered.", request_id, exc_info=error)
-  return fields.RequestError(
+  return openai_requests.RequestError(
     500, f"The server failed; its log says more of {request_id}."
   )
 
@@ -633,44 +633,3 @@ def _page_routes() -> Iterator[routing.Route]:
     content = responses_lib.Response(file.read_bytes(), 200, _HEADERS, kind)
     path = "/" if file.name == "index.html" else f"/{file.name}"
     yield routing.Route(path, content, methods=["GET"])
-
-
-def _json(
-  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> responses_lib.Response:
-  """Returns a response of JSON, in ASCII, which can hold a lone surrogate."""
-  body = json.dumps(value)
-  return responses_lib.Response(body, status, headers, "application/json")
-
-
-def _frame(value: Mapping[str, Any]) -> bytes:
-  """Returns a server-sent event, which is named by the `type` of its value.
-
-  https://html.spec.whatwg.org/multipage/server-sent-events.html
-  The JSON is ASCII, because some clients end lines at other characters than
-  newlines too, such as U+2028.
-  """
-  name = f"event: {value['type']}\n" if "type" in value else ""
-  return f"{name}data: {json.dumps(value)}\n\n".encode()
-
-
-class _EventStream(responses_lib.StreamingResponse):
-  """Sends chunks until they end or the client leaves, and calls `on_end`."""
-
-  def __init__(
-    self, chunks: AsyncGenerator[bytes], *, on_end: Callable[[], None]
-  ):
-    super().__init__(
-      chunks,
-      headers={"cache-control": "no-store", "x-accel-buffering": "no"},
-      media_type="text/event-stream",
-    )
-    self._chunks = chunks
-    self._on_end = on_end
-
-  async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-    try:
-      async with contextlib.aclosing(self._chunks):
-        await super().__call__(scope, receive, send)
-    finally:
-      self._on_end()

@@ -19,6 +19,7 @@ from waits import wait_for
 
 from anysearch_jax import types
 from anysearch_jax.agent import events
+from anysearch_jax.host import openai_replies
 from anysearch_jax.serving import service
 
 CHAT = {"messages": [{"role": "user", "content": "Who?"}]}
@@ -331,7 +332,7 @@ def plain(response):
 def test_silent_stream_has_comments_that_the_official_client_ignores(
   monkeypatch,
 ):
-  monkeypatch.setattr(service, "HEARTBEAT_SECONDS", 0.05)
+  monkeypatch.setattr(openai_replies, "HEARTBEAT_SECONDS", 0.05)
   with served(retriever=scripted.Retriever(seconds=0.4)) as (url, _):
     text = httpx2.post(
       f"{url}/v1/responses", json=TWICE | {"stream": True}
@@ -342,7 +343,7 @@ def test_silent_stream_has_comments_that_the_official_client_ignores(
     )
     asked = CHAT | {"model": "tiny", "stream": True}
     chunks = list(client.chat.completions.create(**asked))
-  beat = service.HEARTBEAT.decode()
+  beat = openai_replies.HEARTBEAT.decode()
   before, _, _ = text.partition("response.web_search_call.completed")
   assert before.count(beat) >= 3
   assert text.replace(beat, "").count(": still") == 0

@@ -13,8 +13,8 @@ import stat
 
 import pytest
 
-from anysearch_jax.host import run_lock
-from anysearch_jax.serving import fields, keys
+from anysearch_jax.host import openai_requests, run_lock
+from anysearch_jax.serving import keys
 
 NOON = datetime.datetime(2026, 3, 1, 12, tzinfo=datetime.UTC)
 HASH = hashlib.sha256(b"sk-alice").hexdigest()
@@ -41,7 +41,7 @@ def admitted(guard, key=ALICE, *, searches=1, tokens=1, used=None):
 
 
 def refusal(guard, key=ALICE, **wanted):
-  with pytest.raises(fields.RequestError) as refused:
+  with pytest.raises(openai_requests.RequestError) as refused:
     with admitted(guard, key, **wanted):
       pass
   return refused.value
@@ -92,7 +92,7 @@ def test_use_that_cannot_be_written_is_503_and_costs_no_answer(guard, tmp_path):
   "header", [None, "", "Bearer", "Bearer x", "Basic sk-alice", "sk-alice"]
 )
 def test_unknown_key_is_401(guard, header):
-  with pytest.raises(fields.RequestError) as refused:
+  with pytest.raises(openai_requests.RequestError) as refused:
     guard.authenticate(header)
   assert (
     refused.value.status_code == 401 and refused.value.code == "invalid_api_key"
@@ -173,7 +173,10 @@ def race(path, barrier, charged):
   guard = keys.Guard(tuple(names), path)
   barrier.wait(60)
   for key in names:
-    with contextlib.suppress(fields.RequestError), admitted(guard, key):
+    with (
+      contextlib.suppress(openai_requests.RequestError),
+      admitted(guard, key),
+    ):
       charged.put(key.name)
   charged.put(None)
 
@@ -234,7 +237,7 @@ def test_file_of_keys_is_read_again_when_it_changes(tmp_path, caplog):
   def admits():
     names = []
     for key in (alice, bob):
-      with contextlib.suppress(fields.RequestError):
+      with contextlib.suppress(openai_requests.RequestError):
         names.append(guard.authenticate(f"Bearer {key}").name)
     return names
 
