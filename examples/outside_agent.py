@@ -52,7 +52,8 @@ async def play(task: aj.Task) -> None:
   messages = [{"role": "user", "content": prompt}]
   while bad_turns <= _BAD_TURNS:
     if task.scaffold:  # Phase I states the budget before each turn.
-      messages[-1]["content"] += env.before_turn(budget, used)
+      line = env.before_turn(budget, used)
+      messages.append({"role": "user", "content": line})
     try:
       reply = await client.chat.completions.create(
         model=task.model, messages=messages

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
@@ -457,7 +457,7 @@ def environment_chunk(
 
 
 def unsampled_chunk(
-  author: types.Author, text: str, ids: list[int]
+  author: types.Author, text: str, ids: Sequence[int]
 ) -> episode_state.Chunk:
   """Returns a chunk of tokens that the policy did not sample."""
   return episode_state.Chunk(

@@ -1,29 +1,37 @@
-"""Links the turns of a session by the exact text of the tokens sampled.
+"""Links the turns of a session without encoding what the policy wrote.
 
-A program sends its whole conversation with each request. The conversation,
-rendered by the chat template, continues a segment if it begins with the
-segment's text. Then the sampled ids stay as they are, and only the rest is
-encoded. A program that rewrote its history (it summarised, cut or reordered
-it, or its template drops old reasoning) begins a new segment instead, which the
-policy reads from its first token. So every token that is trained on was sampled
-in the context that it is trained in.
+A program sends its whole conversation with each request. Its messages that the
+session returned are turns whose sampled ids are known, so a conversation is
+read as pieces: texts between them, and turns. If the pieces begin with those of
+a segment, the request continues that segment: the ids stay as they are, and
+only the texts that follow are encoded. A program that rewrote its history
+begins a new segment instead, which the policy reads from its first token. So
+every token that is trained on was sampled in the context that it is trained in.
 
-Calls of tools are parsed from the text for the program, and sent back in its
-own spelling of JSON. An assistant's message that a session returned is
-therefore rendered from the text that the policy wrote.
+A turn stands in the template as the policy wrote it, also where the template
+would drop or trim the text of an earlier message.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from anysearch_jax import types
-from anysearch_jax.environment import protocol
+from anysearch_jax.environment import protocol, spec
 from anysearch_jax.rollout import episode_state
 from anysearch_jax.sessions import turns
+
+# In a rendered conversation, a turn is its number between these characters of
+# Unicode's private use area, which no message may contain.
+_OPENS = "\ue000"
+_CLOSES = "\ue001"
+_PLACE = re.compile(f"{_OPENS}(\\d+){_CLOSES}")
+_RESERVED = re.compile(f"[{_OPENS}{_CLOSES}]")
+_REPLACEMENT = "\ufffd"
 
 
 @runtime_checkable
@@ -44,79 +52,206 @@ class Codec(types.TextCodec, Protocol):
     """Returns the text of ids with control tokens."""
 
 
+class SampledTurn(NamedTuple):
+  """A turn of the policy in a conversation, by its number in the session."""
+
+  number: int
+
+
+# Messages that a message which the session returned stands for: turns of the
+# policy, and what the program did not see between them.
+Written = Sequence[SampledTurn | turns.Message]
+Piece = str | SampledTurn
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """A conversation as the policy reads it.
+
+  Attributes:
+    pieces: a text, then texts and turns in order.
+    prompt_ids: the ids of the first text.
+  """
+
+  pieces: tuple[Piece, ...]
+  prompt_ids: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Segment:
   """Tokens that extend each other: a context of its own.
 
   Attributes:
     episode: the tokens with their authors, and what they cost.
-    text: the text of the tokens, as the chat template writes it.
-    end: text of the token by which the policy ended its last turn; "" if it
-      ended otherwise. Templates write it too.
+    pieces: what a conversation begins with if it continues this segment.
   """
 
   episode: episode_state.Episode
-  text: str = ""
-  end: str = ""
+  pieces: tuple[Piece, ...] = ()
 
-  def continuation(self, conversation: str) -> str | None:
-    """Returns what a rendered conversation adds; None if it is another."""
-    if not conversation.startswith(self.text):
+  def continuation(self, pieces: Sequence[Piece]) -> list[str] | None:
+    """Returns the texts that pieces add to the segment.
+
+    None if they do not continue it, or if they add turns.
+    """
+    added = list(pieces[len(self.pieces) :])
+    if tuple(pieces[: len(self.pieces)]) != self.pieces:
       return None
-    return conversation[len(self.text) :].removeprefix(self.end)
+    texts = [piece for piece in added if isinstance(piece, str)]
+    return texts if len(texts) == len(added) else None
 
 
-def longest(segments: Sequence[Segment], conversation: str) -> int | None:
-  """Returns the index of the longest segment that a conversation continues.
+def longest(segments: Sequence[Segment], pieces: Sequence[Piece]) -> int | None:
+  """Returns the index of the longest segment that pieces continue, or None.
 
   Args:
     segments: the segments of a session.
-    conversation: the rendered conversation.
+    pieces: those of a conversation.
   """
   lengths = [
-    -1 if segment.continuation(conversation) is None else len(segment.text)
+    -1 if segment.continuation(pieces) is None else len(segment.pieces)
     for segment in segments
   ]
   best = max(lengths, default=-1)
   return None if best < 0 else lengths.index(best)
 
 
-def template_messages(
+def read(
   messages: Sequence[turns.Message],
-  written: Mapping[turns.Message, Sequence[turns.Message]],
-  control_tokens: Sequence[str],
-) -> list[dict[str, Any]]:
-  """Returns messages as chat templates take them.
+  written: Mapping[turns.Message, Sequence[Written]],
+  tools: Sequence[Mapping[str, Any]],
+  codec: Codec,
+) -> Conversation:
+  """Returns a conversation in the policy's chat template.
 
   Args:
     messages: the program's conversation.
-    written: for each message that the session returned, the messages that it
-      stands for, in the policy's own text.
-    control_tokens: texts that the program's messages must not contain.
+    written: for each message that the session returned, what it stands for, at
+      each time that it was returned.
+    tools: the functions that the policy may call.
+    codec: renders the conversation.
+
+  Raises:
+    ValueError: the template takes no such conversation.
   """
   rendered: list[dict[str, Any]] = []
+  for entry in _resolved(messages, written):
+    if isinstance(entry, SampledTurn):
+      place = f"{_OPENS}{entry.number}{_CLOSES}"
+      rendered.append({"role": "assistant", "content": place})
+    else:
+      rendered.append(_template_message(entry, codec.control_tokens))
+  text = codec.render_messages(
+    rendered, [{"type": "function", "function": dict(tool)} for tool in tools]
+  )
+  parts = _PLACE.split(text)  # Texts alternate with the numbers of turns.
+  pieces: list[Piece] = [parts[0]]
+  for number, following in zip(parts[1::2], parts[2::2]):
+    pieces += [SampledTurn(int(number)), following]
+  return Conversation(tuple(pieces), tuple(codec.encode_prompt(parts[0])))
+
+
+def read_in_tags(
+  messages: Sequence[turns.Message],
+  written: Mapping[turns.Message, Sequence[Written]],
+  environment: spec.Environment,
+  codec: Codec,
+) -> Conversation:
+  """Returns a conversation in the layout of the project's own episodes.
+
+  The first user message is the prompt. All that follows, also what the program
+  says, is text of the one turn that the policy continues, as in the paper.
+
+  Args:
+    messages, written, codec: as for `read`.
+    environment: says how the prompt is rendered.
+  """
+  system = ""
+  entries = _resolved(messages, written)
+  first = entries[0] if entries else None
+  if isinstance(first, turns.Message) and first.role == "system":
+    system = _safe(first.content, codec.control_tokens)
+    entries = entries[1:]
+  prompt = ""
+  if entries and isinstance(entries[0], turns.Message):
+    prompt = _safe(entries[0].content, codec.control_tokens)
+    entries = entries[1:]
+  text, ids = codec.render(
+    prompt, system, environment.prefill, environment.chat
+  )
+  opened = "" if environment.prefill else protocol.opened_reasoning(text)
+  if opened:
+    # As in `rollout.episode`, it follows what stands before the first turn.
+    special_count = len(ids) - len(codec.encode(text))
+    text = text.removesuffix(opened)
+    ids = [*ids[:special_count], *codec.encode(text)]
+  pieces: list[Piece] = [text]
+  for entry in entries:
+    if isinstance(entry, SampledTurn):
+      pieces.append(entry)
+    elif len(pieces) > 1 and isinstance(pieces[-1], str):
+      pieces[-1] += _safe(entry.content, codec.control_tokens)
+    else:
+      pieces.append(_safe(entry.content, codec.control_tokens))
+  if opened:
+    is_turn = [isinstance(piece, SampledTurn) for piece in pieces]
+    first_turn = is_turn.index(True) if any(is_turn) else len(pieces)
+    pieces.insert(first_turn, opened)
+  return Conversation(tuple(pieces), tuple(ids))
+
+
+def _resolved(
+  messages: Sequence[turns.Message],
+  written: Mapping[turns.Message, Sequence[Written]],
+) -> list[SampledTurn | turns.Message]:
+  """Returns messages, with the turns that the session returned in their place.
+
+  A message that was returned several times stands for these times in order.
+  """
+  resolved: list[SampledTurn | turns.Message] = []
+  occurrences: dict[turns.Message, int] = {}
   for message in messages:
-    parts = written.get(message)
-    if parts is not None:
-      rendered += [{"role": p.role, "content": p.content} for p in parts]
+    times = written.get(message)
+    if times is None:
+      resolved.append(message)
       continue
-    values: dict[str, Any] = {
-      "role": message.role,
-      "content": protocol.break_control_tokens(message.content, control_tokens),
-    }
-    if message.calls:
-      values["tool_calls"] = [_template_call(call) for call in message.calls]
-    if message.call_id:
-      values["tool_call_id"] = message.call_id
-    rendered.append(values)
-  return rendered
+    occurrence = occurrences.get(message, 0)
+    occurrences[message] = occurrence + 1
+    resolved += times[min(occurrence, len(times) - 1)]
+  return resolved
 
 
-def _template_call(call: turns.Call) -> dict[str, Any]:
+def _safe(text: str, control_tokens: Sequence[str]) -> str:
+  """Returns a program's text without control tokens and places of turns."""
+  text = _RESERVED.sub(_REPLACEMENT, text)
+  return protocol.break_control_tokens(text, control_tokens)
+
+
+def _template_message(
+  message: turns.Message, control_tokens: Sequence[str]
+) -> dict[str, Any]:
+  """Returns a message as chat templates take it."""
+  values: dict[str, Any] = {
+    "role": message.role,
+    "content": _safe(message.content, control_tokens),
+  }
+  if message.calls:
+    values["tool_calls"] = [
+      _template_call(call, control_tokens) for call in message.calls
+    ]
+  if message.call_id:
+    values["tool_call_id"] = message.call_id
+  return values
+
+
+def _template_call(
+  call: turns.Call, control_tokens: Sequence[str]
+) -> dict[str, Any]:
   """Returns a call as chat templates take it, its arguments as an object."""
+  text = _safe(call.arguments, control_tokens)
   try:
-    arguments = json.loads(call.arguments)
+    arguments = json.loads(text)
   except (ValueError, RecursionError):
-    arguments = call.arguments  # Templates print a text as it is.
+    arguments = text  # Templates print a text as it is.
   function = {"name": call.name, "arguments": arguments}
   return {"id": call.id, "type": "function", "function": function}

@@ -38,6 +38,8 @@ from anysearch_jax.sessions import conversation, turns
 
 _KEY_BYTES = 24
 _END_OF_REASONING = "</think>"
+# Stands at a conversation's end for what the program does not see.
+_HIDDEN = turns.Message("assistant", "", call_id="hidden")
 
 
 class _Turn(NamedTuple):
@@ -126,9 +128,12 @@ class Session:
     self._seconds = min(seconds, caps.seconds)
     self._segments: list[conversation.Segment] = []
     self._pending: asyncio.Future | None = None
-    # The messages that each returned message stands for.
-    self._written: dict[turns.Message, tuple[turns.Message, ...]] = {}
-    self._turn_count = 0
+    # What each returned message stands for, at each time.
+    self._written: dict[turns.Message, list[conversation.Written]] = {}
+    # Text and ids of each turn, and the text of the token that ended it.
+    self._sampled_turns: list[tuple[str, Sequence[int]]] = []
+    self._ends: dict[conversation.Piece, str] = {}
+    self._in_tags = parts.config.prompts != "program"
     self._landed = False
     self._violation = False
     self._limit = ""  # The limit that ended the episode, in a sentence.
@@ -136,6 +141,11 @@ class Session:
     self._is_closed = False
     self._report: turns.Report | None = None
     self._lock = asyncio.Lock()
+
+  @property
+  def _turn_count(self) -> int:
+    """The number of turns that were sampled."""
+    return len(self._sampled_turns)
 
   def budget_headers(self) -> Mapping[str, str]:
     headers = {"x-budget": str(self.budget)}
@@ -208,19 +218,18 @@ class Session:
     ):
       self._counters["sampling_ignored"] += 1
     messages = [*self._budget_message(), *request.messages]
-    # Messages of this request that the program does not see.
-    hidden: list[turns.Message] = []
+    # What this request adds that the program does not see.
+    hidden: list[conversation.SampledTurn | turns.Message] = []
     line = turns.Message("user", self._blank.environment.over_budget)
     while True:
-      index, segment = self._continued([*messages, *hidden], request.tools)
+      index, segment = self._continued(messages, hidden, request.tools)
       if not self._landed and self._must_land(segment.episode):
         self._land()
         hidden.append(line)
         continue
       prompt_tokens = segment.episode.tokens
+      hidden.append(conversation.SampledTurn(self._turn_count))
       segment, turn = await self._sampled(index, segment, request)
-      own_text = turns.Message("assistant", turn.text)
-      hidden.append(own_text)
       if not turn.charged or self._pays(segment.episode, len(turn.charged)):
         break
       self._violation = True
@@ -234,7 +243,7 @@ class Session:
       hidden.append(line)
     self._segments[index] = _charged(segment, turn.charged)
     reply = turns.Message("assistant", turn.content, turn.calls)
-    self._written[reply] = tuple(hidden)
+    self._written.setdefault(reply, []).append(tuple(hidden))
     return turns.TurnReply(
       message=reply,
       is_cut=turn.is_cut,
@@ -262,6 +271,7 @@ class Session:
   def _continued(
     self,
     messages: Sequence[turns.Message],
+    hidden: conversation.Written,
     tools: Sequence[Mapping[str, object]],
   ) -> tuple[int, conversation.Segment]:
     """Returns the segment that a conversation continues, with its new text.
@@ -270,7 +280,8 @@ class Session:
     once its turn is sampled.
 
     Args:
-      messages: the conversation.
+      messages: the program's conversation.
+      hidden: what follows, which the program does not see.
       tools: the functions that the policy may call.
 
     Returns:
@@ -280,16 +291,18 @@ class Session:
       turns.RefusedError: the template takes no such conversation, or the
         session would have too many segments.
     """
+    asked = [*_with_one_system(messages), _HIDDEN]
+    written = {**self._written, _HIDDEN: [hidden]}
     try:
-      text = self._codec.render_messages(
-        conversation.template_messages(
-          _with_one_system(messages), self._written, self._codec.control_tokens
-        ),
-        [{"type": "function", "function": dict(tool)} for tool in tools],
-      )
+      if self._in_tags:
+        read = conversation.read_in_tags(
+          asked, written, self._blank.environment, self._codec
+        )
+      else:
+        read = conversation.read(asked, written, tools, self._codec)
     except ValueError as error:
       raise turns.RefusedError(str(error), param="messages") from error
-    index = conversation.longest(self._segments, text)
+    index = conversation.longest(self._segments, read.pieces)
     if index is None:
       if len(self._segments) >= self._config.segments:
         self.spoil(
@@ -298,23 +311,28 @@ class Session:
           f"agents.segments={self._config.segments} allows.",
         )
         self._check_open()
-      ids = self._codec.encode_prompt(text)
-      chunk = episode.unsampled_chunk(types.Author.PROMPT, text, ids)
-      before = self._blank
       index = len(self._segments)
+      chunks = self._first_chunks(read)
     else:
-      rest = self._segments[index].continuation(text)
-      assert rest is not None
-      chunk = episode.environment_chunk(self._blank, rest)
-      before = self._segments[index].episode
+      segment = self._segments[index]
+      texts = segment.continuation(read.pieces)
+      assert texts is not None
+      chunks = segment.episode.chunks
+      if texts:
+        texts[0] = texts[0].removeprefix(self._ends.get(segment.pieces[-1], ""))
+        text = "".join(texts)
+        chunks += (episode.environment_chunk(self._blank, text),)
     others = [*self._segments]
     del others[index : index + 1]
     tokens = sum(other.episode.tokens for other in others)
     limits = self._parts.config
+    before = self._blank
+    if index < len(self._segments):
+      before = self._segments[index].episode
     return index, conversation.Segment(
       dataclasses.replace(
         before,
-        chunks=(*before.chunks, chunk),
+        chunks=chunks,
         # The limit is on the tokens of all segments.
         config=dataclasses.replace(
           limits, max_context=limits.max_context - tokens
@@ -323,8 +341,37 @@ class Session:
         landing=self._landed,
         elapsed=self._clock() - self._started,
       ),
-      text=text,
+      pieces=read.pieces,
     )
+
+  def _first_chunks(
+    self, read: conversation.Conversation
+  ) -> tuple[episode_state.Chunk, ...]:
+    """Returns the chunks of a new segment.
+
+    Turns in its history were trained on in the segments that sampled them, so
+    the history of a later segment is all prompt.
+    """
+    later_author = types.Author.ENVIRONMENT
+    if self._segments:
+      later_author = types.Author.PROMPT
+    prompt, *later_pieces = read.pieces
+    assert isinstance(prompt, str)
+    chunks = [
+      episode.unsampled_chunk(types.Author.PROMPT, prompt, read.prompt_ids)
+    ]
+    end = ""
+    for piece in later_pieces:
+      if isinstance(piece, str):
+        text = piece.removeprefix(end)
+        ids: Sequence[int] = self._codec.encode(text)
+        chunk = episode.unsampled_chunk(later_author, text, ids)
+      else:
+        text, ids = self._sampled_turns[piece.number]
+        chunk = episode.unsampled_chunk(types.Author.PROMPT, text, ids)
+      end = self._ends.get(piece, "")
+      chunks.append(chunk)
+    return tuple(chunks)
 
   def _must_land(self, waiting: episode_state.Episode) -> bool:
     """Returns whether the next turn has to be the answer."""
@@ -403,18 +450,17 @@ class Session:
       # Its tokens cannot be told from each other: they are not guessed.
       self.spoil("mismatched", str(error))
       raise types.EngineError(str(error)) from error
+    turn = conversation.SampledTurn(self._turn_count)
     last = event.token_ids[-1]
-    end = ""
     if last in self._codec.end_of_turn_ids:
-      end = self._codec.transcript((last,))
-    sampled = conversation.Segment(
-      recorded, text=segment.text + event.text, end=end
-    )
+      # The template writes it too.
+      self._ends[turn] = self._codec.transcript((last,))
+    self._sampled_turns.append((event.text, event.token_ids))
+    sampled = conversation.Segment(recorded, (*segment.pieces, turn))
     if index == len(self._segments):
       self._counters["forks"] += bool(index)
       self._segments.append(sampled)
     self._segments[index] = sampled
-    self._turn_count += 1
     return sampled, self._read(event, request)
 
   def _read(

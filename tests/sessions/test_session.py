@@ -10,6 +10,7 @@ import scripted
 
 from anysearch_jax import budgets, types
 from anysearch_jax import config as config_lib
+from anysearch_jax.environment import protocol
 from anysearch_jax.host import loop
 from anysearch_jax.methods import systems
 from anysearch_jax.rollout import driver
@@ -388,16 +389,6 @@ def test_the_end_of_a_session_ends_its_running_turn():
   loop.run(run())
 
 
-class RawCodec(Codec):
-  """A tokenizer without a chat template."""
-
-  def render(self, content, system="", prefill="", chat=True):
-    return content, self.encode(content)
-
-  def render_messages(self, messages, tools=()):
-    return "".join(message["content"] for message in messages)
-
-
 def test_a_program_that_speaks_in_tags_makes_the_tokens_of_an_episode():
   """The quickstart's method, played from outside, is the same trajectory."""
   config = config_lib.EpisodeConfig(
@@ -408,7 +399,7 @@ def test_a_program_that_speaks_in_tags_makes_the_tokens_of_an_episode():
   texts = [scripted.search("q"), scripted.answer("x")]
   retriever = scripted.Retriever({"q": [passage]})
   parts = driver.EpisodeParts(
-    scripted.Engine(texts), retriever, config, RawCodec(), environment
+    scripted.Engine(texts), retriever, config, CODEC, environment
   )
   address = types.Address(0, 0, 0)
   inside = loop.run(
@@ -422,7 +413,7 @@ def test_a_program_that_speaks_in_tags_makes_the_tokens_of_an_episode():
     one = session_lib.Session(
       scripted.QUESTION,
       parts=dataclasses.replace(parts, engine=engine),
-      codec=RawCodec(),
+      codec=CODEC,
       budget=budgets.of(2),
       scaffold=True,
       address=address,
@@ -430,8 +421,13 @@ def test_a_program_that_speaks_in_tags_makes_the_tokens_of_an_episode():
       sampling={},
       counters=Counter(),
     )
-    content = inside_prompt + environment.before_turn(2, 0)
-    messages = [turns.Message("user", content)]
+    prompt = protocol.render(
+      environment.scaffold, searches=2, question=scripted.QUESTION.text
+    )
+    messages = [
+      turns.Message("user", prompt),
+      turns.Message("user", environment.before_turn(2, 0)),
+    ]
     for used in range(2):
       reply = await one.turn(turns.TurnRequest(tuple(messages)))
       observation = environment.tool("search").observation([passage], ())
@@ -439,15 +435,6 @@ def test_a_program_that_speaks_in_tags_makes_the_tokens_of_an_episode():
       messages += [reply.message, turns.Message("user", shown)]
     return one.trajectory()
 
-  from anysearch_jax.rollout import episode
-
-  inside_prompt, _ = episode.prompt(
-    scripted.QUESTION,
-    budget=2,
-    scaffold=True,
-    environment=environment,
-    codec=RawCodec(),
-  )
   t = loop.run(outside())
   np.testing.assert_array_equal(t.token_ids, inside.token_ids)
   np.testing.assert_array_equal(t.logps, inside.logps)
