@@ -1,6 +1,6 @@
 r"""A program that a training plays: a loop of its own over OpenAI's client.
 
-    pip install openai
+    pip install openai[aiohttp]
     anysearch train --config=configs/quickstart.py --output=runs/outside \
         --agents=examples/outside_agent.py:play \
         --config.episode.prompts=world --config.agents.states_budget=false
@@ -26,7 +26,12 @@ _BAD_TURNS = 2  # Turns without a search or an answer that get another try.
 @functools.cache
 def _client() -> openai.AsyncOpenAI:
   """Returns the connections that all episodes share."""
-  return openai.AsyncOpenAI(base_url="http://session", api_key="of-a-session")
+  return openai.AsyncOpenAI(
+    base_url="http://session",
+    api_key="of-a-session",
+    # With many connections it costs a third of the default client's time.
+    http_client=openai.DefaultAioHttpClient(),
+  )
 
 
 @functools.cache

@@ -193,6 +193,8 @@ class Function:
 
   async def close(self) -> None:
     if self._loop is not None:
+      # Clients that a program left open would complain at the end.
+      self._loop.set_exception_handler(lambda loop, context: None)
       self._loop.call_soon_threadsafe(self._loop.stop)
     self._threads.shutdown(wait=False, cancel_futures=True)
 
