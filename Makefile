@@ -90,7 +90,7 @@ jax-%: $(VENV)/bin/python
 	$(BIN)/uv pip install --quiet --python .venv-jax-$* jax==$* --editable '.[plan,test]'
 	ANYSEARCH_MAY_SKIP='^$$' $(subst $(VENV),.venv-jax-$*,$(PYTEST)) -m 'not slow' $(COMPILED)
 
-# Other people's clients against a scripted agent over HTTP, each in
+# Other people's clients against a scripted agent or session over HTTP, each in
 # .venv-client-*: the newest version, and the oldest in which every test passes.
 CLIENT-openai := openai
 CLIENT-openai-oldest := openai==1.66.5
@@ -98,6 +98,9 @@ CLIENT-langchain := langchain-openai
 CLIENT-litellm := litellm
 CLIENT-llama_index := llama-index-llms-openai-like
 CLIENT-mcp := mcp
+CLIENT-agents := openai-agents
+CLIENT-smolagents := smolagents[openai,litellm]
+CLIENT-pydantic_ai := pydantic-ai-slim[openai]
 
 test-clients: $(patsubst CLIENT-%,client-%,$(filter CLIENT-%,$(.VARIABLES)))
 

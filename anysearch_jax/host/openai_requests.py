@@ -109,8 +109,10 @@ def refusal(error: pydantic.ValidationError) -> RequestError:
   if not param:
     return no_object(first_error["msg"])
   if first_error["type"] == "missing":
+    field = first_error["loc"][-1]
+    missing = "nothing" if field == param else f"no {field!r}"
     return RequestError(
-      400, f"{param}: found nothing, expected a value.", param=param
+      400, f"{param}: found {missing}, expected a value.", param=param
     )
   if first_error["type"] == "extra_forbidden":
     return refuse(
@@ -162,19 +164,19 @@ class Part(pydantic.BaseModel):
   )
 
 
-class Form(pydantic.BaseModel):
+class Form(pydantic.BaseModel, frozen=True):
   """The format of an answer; only plain text is offered."""
 
   type: Literal["text"] = "text"
 
 
-class StreamOptions(pydantic.BaseModel):
+class StreamOptions(pydantic.BaseModel, frozen=True):
   """How an answer is streamed."""
 
   include_usage: bool = False
 
 
-class _Text(pydantic.BaseModel):
+class _Text(pydantic.BaseModel, frozen=True):
   format: Form = Form()
 
 

@@ -39,6 +39,7 @@ def unserved(expected: str) -> pydantic.BeforeValidator:
 class Function(pydantic.BaseModel):
   """A tool of the program."""
 
+  type: Literal["function"] = "function"
   name: Annotated[str, pydantic.Field(min_length=1)]
   description: str | None = None
   # JsonValue refuses deep nesting, at which writers of JSON would fail.

@@ -87,10 +87,6 @@ def _items(content: Any) -> Any:
   return content
 
 
-class _Tool(fields.Function):
-  type: Literal["function"]
-
-
 class Request(fields.Request, openai_requests.ResponsesRequest):
   """The body of `POST responses`."""
 
@@ -99,7 +95,7 @@ class Request(fields.Request, openai_requests.ResponsesRequest):
     pydantic.Field(min_length=1, fail_fast=True),
     pydantic.BeforeValidator(_items),
   ]
-  tools: Annotated[list[_Tool], pydantic.Field(fail_fast=True)] = []
+  tools: Annotated[list[fields.Function], pydantic.Field(fail_fast=True)] = []
   truncation: Literal["disabled"] = "disabled"
   previous_response_id: Annotated[
     None,

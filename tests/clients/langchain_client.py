@@ -6,7 +6,7 @@ import os
 
 import langchain_openai
 import pytest
-from langchain_core import messages
+from langchain_core import messages, tools
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["chat", "responses"])
@@ -50,3 +50,30 @@ def test_conversation_goes_on_after_an_unanswered_question():
   first = model.invoke([unanswerable])
   assert first.additional_kwargs["refusal"]
   assert model.invoke([unanswerable, first, question]).text == "Jane"
+
+
+@tools.tool
+def search(query: str) -> str:
+  """Searches for documents.
+
+  Args:
+    query: the words to search for.
+  """
+  return f"{query}: Jane wrote it."
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("use_responses_api", [False, True])
+def test_loop_of_tools_plays_a_session(use_responses_api, streams):
+  model = langchain_openai.ChatOpenAI(
+    base_url=os.environ["ANYSEARCH_SESSION_URL"],
+    api_key=os.environ["ANYSEARCH_SESSION_KEY"],
+    model="gpt-5",
+    use_responses_api=use_responses_api,
+    streaming=streams,
+  ).bind_tools([search])
+  conversation = [messages.HumanMessage("Who wrote Emma?")]
+  conversation.append(model.invoke(conversation))
+  (call,) = conversation[-1].tool_calls
+  conversation.append(search.invoke(call))
+  assert model.invoke(conversation).text == "Jane"
