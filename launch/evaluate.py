@@ -45,6 +45,7 @@ _SUMMARY = "summary.json"
 
 def define_flags() -> None:
   policies.define_flags()
+  launch_flags.define_agents()
   flags.DEFINE_string(
     "questions",
     None,
@@ -184,6 +185,7 @@ def _play(
   line = progress.Line(total, unit="episode")
   with (
     policies.player(choice, config, source) as player,
+    parts.program(config) as program,
     line.reporting_waits(retriever.waits, compiles=choice.is_local),
   ):
     summary = harness.evaluate(
@@ -193,6 +195,7 @@ def _play(
         environment=systems.of_episode(config.episode),
         slots=config.engine.slots,
         quiet_seconds=config.watch.quiet_seconds,
+        program=program,
       ),
       player=player,
       questions=questions,

@@ -212,13 +212,7 @@ def define_training() -> None:
     "module:function or path/to/file.py:function of a reward of your own; "
     "short for --config.reward.function.",
   )
-  flags.DEFINE_string(
-    "agents",
-    None,
-    "A program that plays the episodes: a command, an address, or "
-    "file.py:function; short for --config.agents.program, with "
-    "episode.prompts=program unless that is set.",
-  )
+  define_agents()
   flags.DEFINE_float(
     "grace",
     None,
@@ -238,6 +232,17 @@ def define_training() -> None:
     False,
     "Resume although settings of learning (rates, rewards, lengths) differ; "
     "provenance.json notes them.",
+  )
+
+
+def define_agents() -> None:
+  """Defines `--agents`, for the commands that play programs."""
+  flags.DEFINE_string(
+    "agents",
+    None,
+    "A program that plays the episodes: a command, an address, or "
+    "file.py:function; short for --config.agents.program, with "
+    "episode.prompts=program unless that is set.",
   )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
 import pathlib
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from anysearch_jax import config as config_lib
 from anysearch_jax import types
@@ -17,6 +18,7 @@ from anysearch_jax.host import plugins
 if typing.TYPE_CHECKING:
   from anysearch_jax.data import prepared
   from anysearch_jax.retrieval import lexical
+  from anysearch_jax.rollout import driver
   from anysearch_jax.world import world as world_lib
 
   # Where questions come from, and passages if it brings them.
@@ -143,6 +145,29 @@ def generated_world(data: config_lib.DataConfig) -> world_lib.World:
   from anysearch_jax.world import world as world_lib
 
   return world_lib.World(data.world_seed, data.world_reliability)
+
+
+@contextlib.contextmanager
+def program(
+  config: config_lib.ExperimentConfig,
+) -> Iterator[driver.Player | None]:
+  """Opens the program that plays the episodes; None if there is none.
+
+  Raises:
+    ValueError: there is no such program.
+  """
+  if not config.agents.program:
+    yield None
+    return
+  from anysearch_jax.sessions import player  # Imports the HTTP server.
+
+  opened = player.ProgramPlayer(
+    config.agents, config.sampling, at_once=config.engine.slots
+  )
+  try:
+    yield opened
+  finally:
+    opened.close()
 
 
 def provenance(

@@ -230,13 +230,8 @@ def _trainer(
     if processes.is_main():
       stack.enter_context(line.reporting_waits(searcher.waits))
   player = None
-  if config.agents.program and retriever is not None:
-    from anysearch_jax.sessions import player as player_lib
-
-    player = player_lib.ProgramPlayer(
-      config.agents, config.sampling, at_once=config.engine.slots
-    )
-    stack.callback(player.close)
+  if retriever is not None:
+    player = stack.enter_context(parts.program(config))
   trainer = loop.Trainer(
     config,
     method=systems.trained(config),

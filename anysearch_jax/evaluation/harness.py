@@ -64,12 +64,14 @@ class Playing(NamedTuple):
     environment: what is played; a controller steers it (`control.steered`).
     slots: number of episodes at a time.
     quiet_seconds: seconds without progress until a warning; 0: no warning.
+    program: plays the episodes; None: `driver.run_episode` does.
   """
 
   episode: config_lib.EpisodeConfig
   environment: spec.Environment
   slots: int
   quiet_seconds: float = 0.0
+  program: driver.Player | None = None
 
 
 def evaluate(
@@ -123,6 +125,7 @@ def evaluate(
       "seconds": time.monotonic() - started,
       "slots": playing.slots,
       **savings(player.engine, retriever),
+      **({"agents": dict(playing.program.counters)} if playing.program else {}),
     },
     "cells": cells(journal.read(path)),
   }
@@ -145,7 +148,12 @@ def _play(
   inflight = driver.InFlight(playing.quiet_seconds)
   searching.attach(retriever, player.engine, player.codec)
   parts = driver.EpisodeParts(
-    player.engine, retriever, playing.episode, player.codec, env
+    player.engine,
+    retriever,
+    playing.episode,
+    player.codec,
+    env,
+    player=playing.program,
   )
 
   async def play(place: int) -> None:
