@@ -35,9 +35,9 @@ HARMLESS = frozenset(
     "include",
   )
 )
-# Parts of pydantic's locations that are no field: the tag of a kind of content,
+# Parts of pydantic's locations that are no field: the tags of kinds of content,
 # and the kinds of a value that has several.
-_PYDANTIC_NAMES = ("type", "int", "str")
+_PYDANTIC_NAMES = ("type", "int", "str", "parts")
 # The words around the expected value in pydantic's messages.
 _PYDANTIC_WORDS = re.compile(
   r"^(Input|List|String) should (be |have )?|^Value error, "
@@ -137,11 +137,8 @@ def no_object(cause: str) -> RequestError:
   )
 
 
-def _texts(content: Any) -> Any:
-  """Returns a content that is a text as a list of one part."""
-  if isinstance(content, str):
-    return [{"type": "text", "text": content}]
-  return content
+def _kind_of_content(content: Any) -> str:
+  return "str" if isinstance(content, str) else "parts"
 
 
 def _stops(texts: Any) -> Any:
@@ -181,10 +178,11 @@ class _Text(pydantic.BaseModel, frozen=True):
 
 
 # A body of a megabyte can have 300,000 errors; the first is enough.
+_Parts = Annotated[list[Part], pydantic.Field(fail_fast=True)]
 Texts = Annotated[
-  list[Part],
-  pydantic.Field(fail_fast=True),
-  pydantic.BeforeValidator(_texts),
+  Annotated[str, pydantic.Tag("str")]
+  | Annotated[_Parts, pydantic.Tag("parts")],
+  pydantic.Discriminator(_kind_of_content),
 ]
 Off = Annotated[bool, pydantic.AfterValidator(_is_off)]
 Tokens = Annotated[int, pydantic.Field(ge=1, le=2**31)]
@@ -193,9 +191,11 @@ Zero = Annotated[float, pydantic.Field(ge=0, le=0)]
 _Stop = Annotated[str, pydantic.Field(min_length=1)]
 
 
-def text_of(parts: Sequence[Part]) -> str:
-  """Returns the parts of a content as one text, a line each."""
-  return "\n".join(part.text for part in parts)
+def text_of(content: str | Sequence[Part]) -> str:
+  """Returns a content as one text, with a line for each of its parts."""
+  if isinstance(content, str):
+    return content
+  return "\n".join(part.text for part in content)
 
 
 class Request(pydantic.BaseModel):

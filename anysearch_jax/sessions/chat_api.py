@@ -49,15 +49,17 @@ class _Message(pydantic.BaseModel):
     return self
 
   def turn_message(self) -> turns.Message:
+    calls = [
+      turns.Call(call.id, call.function.name, call.function.arguments)
+      for call in self.tool_calls or ()
+    ]
+    text = openai_requests.text_of(self.content or "")
     return turns.Message(
-      role=fields.role_of(self.role),
-      content=openai_requests.text_of(self.content or ()) or self.refusal or "",
-      calls=tuple(
-        turns.Call(call.id, call.function.name, call.function.arguments)
-        for call in self.tool_calls or ()
-      ),
-      call_id=self.tool_call_id,
-      reasoning=self.reasoning_content or "",
+      fields.role_of(self.role),
+      text or self.refusal or "",
+      tuple(calls),
+      self.tool_call_id,
+      self.reasoning_content or "",
     )
 
 
