@@ -70,13 +70,13 @@ async def play(task: aj.Task) -> None:
     action = env.action(text)
     if action is not None and action.kind is aj.ActionKind.ANSWER:
       return
-    shown = env.no_action
+    observation = env.no_action
     if action is not None and action.content:
       passages = await _retriever().search(
         aj.SearchRequest(action.content, k=3, corpus=task.corpus)
       )
-      shown = env.tool("search").observation(passages, ())
+      observation = env.tool("search").observation(passages, ())
       used += 1
     else:
       bad_turns += 1
-    messages.append({"role": "user", "content": shown})
+    messages.append({"role": "user", "content": observation})

@@ -275,6 +275,7 @@ OWN = {
   "retrieval.kind": "a function (config), which returns a retriever",
   "search.tools": "a function (config), which returns a tool's retriever",
   "data.source": "a function (split), which returns questions",
+  "agents.program": "a function (task), which plays an episode",
 }
 
 
@@ -293,6 +294,8 @@ def user_code(config: config_lib.ExperimentConfig) -> dict[str, dict[str, str]]:
       # An environment of the run's own system is in its file.
       if environment and name == config.method.name:
         continue
+      if key == "agents.program" and any(map(str.isspace, name)):
+        continue  # A command.
       if plugins.is_name(name):
         plugin = plugins.load(
           name, setting=key, expected=OWN[setting], fits=lambda _: True

@@ -206,14 +206,14 @@ class Tokenizer:
   def _templated(
     self,
     messages: Sequence[Mapping[str, Any]],
-    taken: str,
+    expected: str,
     tools: Sequence[Mapping[str, Any]] = (),
   ) -> str:
     """Returns a conversation in the chat template, with generation prompt.
 
     Args:
       messages: the conversation.
-      taken: what the template must take, for the error's sentence.
+      expected: what the template must take, for the error's sentence.
       tools: the JSON schemas of functions.
     """
     macro = ""
@@ -235,7 +235,7 @@ class Tokenizer:
       raise ValueError(
         f"{self.hf.name_or_path}: the chat template cannot be rendered"
         f"{place} ({type(error).__name__}: {error}); expected one that takes "
-        f"{taken}; mend chat_template.jinja, or `chat_template` in "
+        f"{expected}; mend chat_template.jinja, or `chat_template` in "
         "tokenizer_config.json."
       ) from error
     assert isinstance(text, str)  # One conversation, not tokenized.

@@ -459,7 +459,13 @@ def environment_chunk(
 def unsampled_chunk(
   author: types.Author, text: str, ids: Sequence[int]
 ) -> episode_state.Chunk:
-  """Returns a chunk of tokens that the policy did not sample."""
+  """Returns a chunk of tokens that the policy did not sample.
+
+  Args:
+    author: who wrote them.
+    text: their text.
+    ids: the tokens.
+  """
   return episode_state.Chunk(
     author,
     token_ids=tuple(ids),

@@ -85,7 +85,13 @@ class ProgramPlayer:
     inflight: driver.InFlight,
     deadline: float,
   ) -> types.Trajectory:
-    """Has the program play one episode, see `driver.Player`."""
+    """Has the program play one episode.
+
+    Args:
+      question, parts, budget, scaffold, address: as in `driver.Player`.
+      inflight: notes the turns that the session waits for.
+      deadline: seconds that the episode may take.
+    """
     base = await self._open()
     codec = parts.codec
     if not isinstance(codec, conversation.Codec):

@@ -295,7 +295,7 @@ class Command:
 
 async def _last_bytes(stream: asyncio.StreamReader) -> str:
   """Reads a stream to its end and returns its last bytes as text."""
-  kept = b""
-  while part := await stream.read(_READ_BYTES):
-    kept = (kept + part)[-_KEPT_BYTES:]
-  return kept.decode(errors="replace").strip()[-_QUOTED_CHARACTERS:]
+  end = b""
+  while not stream.at_eof():
+    end = (end + await stream.read(_READ_BYTES))[-_KEPT_BYTES:]
+  return end.decode(errors="replace").strip()[-_QUOTED_CHARACTERS:]

@@ -150,8 +150,8 @@ class Session:
   def budget_headers(self) -> Mapping[str, str]:
     headers = {"x-budget": str(self.budget)}
     if self.budget.searches < budgets.UNCAPPED:
-      left = max(0, self.budget.searches - _spent(self._segments).searches)
-      headers["x-budget-left"] = str(left)
+      spent = _spent(self._segments).searches
+      headers["x-budget-left"] = str(max(0, self.budget.searches - spent))
     return headers
 
   def spoil(self, cause: str, sentence: str) -> None:
@@ -291,18 +291,10 @@ class Session:
       turns.RefusedError: the template takes no such conversation, or the
         session would have too many segments.
     """
-    asked = [*_with_one_system(messages), _HIDDEN]
-    written = {**self._written, _HIDDEN: [hidden]}
-    try:
-      if self._in_tags:
-        read = conversation.read_in_tags(
-          asked, written, self._blank.environment, self._codec
-        )
-      else:
-        read = conversation.read(asked, written, tools, self._codec)
-    except ValueError as error:
-      raise turns.RefusedError(str(error), param="messages") from error
-    index = conversation.longest(self._segments, read.pieces)
+    request = self._as_read(
+      [*_with_one_system(messages), _HIDDEN], hidden, tools
+    )
+    index = conversation.longest(self._segments, request.pieces)
     if index is None:
       if len(self._segments) >= self._config.segments:
         self.spoil(
@@ -312,40 +304,59 @@ class Session:
         )
         self._check_open()
       index = len(self._segments)
-      chunks = self._first_chunks(read)
+      waiting = dataclasses.replace(
+        self._blank, chunks=self._first_chunks(request)
+      )
     else:
-      segment = self._segments[index]
-      texts = segment.continuation(read.pieces)
-      assert texts is not None
-      chunks = segment.episode.chunks
-      if texts:
-        texts[0] = texts[0].removeprefix(self._ends.get(segment.pieces[-1], ""))
-        text = "".join(texts)
-        chunks += (episode.environment_chunk(self._blank, text),)
+      waiting = self._with_texts(self._segments[index], request)
     others = [*self._segments]
     del others[index : index + 1]
-    tokens = sum(other.episode.tokens for other in others)
+    other_tokens = sum(other.episode.tokens for other in others)
     limits = self._parts.config
-    before = self._blank
-    if index < len(self._segments):
-      before = self._segments[index].episode
-    return index, conversation.Segment(
-      dataclasses.replace(
-        before,
-        chunks=chunks,
-        # The limit is on the tokens of all segments.
-        config=dataclasses.replace(
-          limits, max_context=limits.max_context - tokens
-        ),
-        discarded=_spent(others),
-        landing=self._landed,
-        elapsed=self._clock() - self._started,
+    waiting = dataclasses.replace(
+      waiting,
+      # The limit is on the tokens of all segments.
+      config=dataclasses.replace(
+        limits, max_context=limits.max_context - other_tokens
       ),
-      pieces=read.pieces,
+      discarded=_spent(others),
+      landing=self._landed,
+      elapsed=self._clock() - self._started,
     )
+    return index, conversation.Segment(waiting, request.pieces)
+
+  def _as_read(
+    self,
+    messages: Sequence[turns.Message],
+    hidden: conversation.Written,
+    tools: Sequence[Mapping[str, object]],
+  ) -> conversation.Conversation:
+    """Returns a conversation as the policy reads it; see `_continued`."""
+    written = {**self._written, _HIDDEN: [hidden]}
+    try:
+      if self._in_tags:
+        return conversation.read_in_tags(
+          messages, written, self._blank.environment, self._codec
+        )
+      return conversation.read(messages, written, tools, self._codec)
+    except ValueError as error:
+      raise turns.RefusedError(str(error), param="messages") from error
+
+  def _with_texts(
+    self, segment: conversation.Segment, request: conversation.Conversation
+  ) -> episode_state.Episode:
+    """Returns a segment's episode with the texts that a request adds."""
+    texts = segment.continuation(request.pieces)
+    if not texts:
+      return segment.episode
+    end = self._ends.get(segment.pieces[-1], "")
+    text = "".join([texts[0].removeprefix(end), *texts[1:]])
+    chunk = episode.environment_chunk(self._blank, text)
+    chunks = (*segment.episode.chunks, chunk)
+    return dataclasses.replace(segment.episode, chunks=chunks)
 
   def _first_chunks(
-    self, read: conversation.Conversation
+    self, request: conversation.Conversation
   ) -> tuple[episode_state.Chunk, ...]:
     """Returns the chunks of a new segment.
 
@@ -355,10 +366,10 @@ class Session:
     later_author = types.Author.ENVIRONMENT
     if self._segments:
       later_author = types.Author.PROMPT
-    prompt, *later_pieces = read.pieces
+    prompt, *later_pieces = request.pieces
     assert isinstance(prompt, str)
     chunks = [
-      episode.unsampled_chunk(types.Author.PROMPT, prompt, read.prompt_ids)
+      episode.unsampled_chunk(types.Author.PROMPT, prompt, request.prompt_ids)
     ]
     end = ""
     for piece in later_pieces:
@@ -406,9 +417,9 @@ class Session:
     limit = waiting.limit_before_landing
     if limit is None or limit <= 0:
       limit = waiting.turn_limit
-    wanted = [limit, waiting.config.max_turn or limit]
+    limits = [limit, waiting.config.max_turn or limit]
     if request.max_tokens is not None:
-      wanted.append(request.max_tokens)
+      limits.append(request.max_tokens)
     stops = request.stop
     if not request.tools:
       stops = tuple(dict.fromkeys((*waiting.environment.stops, *stops)))
@@ -416,7 +427,7 @@ class Session:
       address=waiting.address,
       turn=self._turn_count,
       token_ids=waiting.context,
-      max_tokens=min(wanted),
+      max_tokens=min(limits),
       stop=stops,
     )
     self._pending = asyncio.ensure_future(
@@ -481,18 +492,19 @@ class Session:
         queries = (action.content,)
       return _Turn(text, (), _before_stop(text, request.stop), queries, is_cut)
     names = [str(tool["name"]) for tool in request.tools]
-    reasoning = text.rfind(_END_OF_REASONING) + 1
-    start = reasoning + len(_END_OF_REASONING) - 1 if reasoning else 0
-    found = written_calls.find_all(text[start:], names)
+    start = 0
+    if _END_OF_REASONING in text:
+      start = text.rindex(_END_OF_REASONING) + len(_END_OF_REASONING)
+    written = written_calls.find_all(text[start:], names)
     calls = tuple(
       turns.Call(
         id=f"call_{self._turn_count}_{number}",
         name=call.name,
         arguments=json.dumps(call.arguments, ensure_ascii=False),
       )
-      for number, call in enumerate(found)
+      for number, call in enumerate(written)
     )
-    content = text[: start + found[0].start] if found else text
+    content = text[: start + written[0].start] if written else text
     charged = tuple(
       call.arguments for call in calls if call.name == self._config.tool
     )
@@ -554,9 +566,9 @@ def _spent(
     for segment in segments
   ]
   return episode_state.Spending(
-    searches=sum(one.searches_used for one in episodes),
-    written_tokens=sum(one.written_tokens for one in episodes),
-    read_tokens=sum(one.read_tokens for one in episodes),
+    searches=sum(state.searches_used for state in episodes),
+    written_tokens=sum(state.written_tokens for state in episodes),
+    read_tokens=sum(state.read_tokens for state in episodes),
   )
 
 
