@@ -23,6 +23,7 @@ _SHORT = {
   "method.name": "--method",
   "reward.function": "--reward",
   "search.tools": "--config.search.tools=TOOL",
+  "agents.program": "--agents",
 }
 
 

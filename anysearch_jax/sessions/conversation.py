@@ -101,6 +101,28 @@ class Segment:
     return texts if len(texts) == len(added) else None
 
 
+def key_of(message: turns.Message) -> turns.Message:
+  """Returns a message as one that was returned is recognised by.
+
+  Frameworks write the arguments of calls anew, with other spaces or escapes.
+  """
+  if not message.calls and not message.reasoning:
+    return message
+  calls = tuple(
+    dataclasses.replace(call, arguments=_canonical(call.arguments))
+    for call in message.calls
+  )
+  return dataclasses.replace(message, calls=calls, reasoning="")
+
+
+def _canonical(arguments: str) -> str:
+  """Returns a JSON text in one spelling; another text as it is."""
+  try:
+    return json.dumps(json.loads(arguments), sort_keys=True)
+  except (ValueError, RecursionError):
+    return arguments
+
+
 def longest(segments: Sequence[Segment], pieces: Sequence[Piece]) -> int | None:
   """Returns the index of the longest segment that pieces continue, or None.
 
@@ -126,8 +148,8 @@ def read(
 
   Args:
     messages: the program's conversation.
-    written: for each message that the session returned, what it stands for, at
-      each time that it was returned.
+    written: for each message that the session returned, by `key_of`, what it
+      stands for, at each time that it was returned.
     tools: the functions that the policy may call.
     codec: renders the conversation.
 
@@ -211,12 +233,13 @@ def _resolved(
   resolved: list[SampledTurn | turns.Message] = []
   occurrences: dict[turns.Message, int] = {}
   for message in messages:
-    times = written.get(message)
+    key = key_of(message)
+    times = written.get(key)
     if times is None:
       resolved.append(message)
       continue
-    occurrence = occurrences.get(message, 0)
-    occurrences[message] = occurrence + 1
+    occurrence = occurrences.get(key, 0)
+    occurrences[key] = occurrence + 1
     resolved += times[min(occurrence, len(times) - 1)]
   return resolved
 

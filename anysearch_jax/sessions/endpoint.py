@@ -258,6 +258,8 @@ class Endpoint:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     expected_key = self._no_key if session is None else session.key
     is_equal = hmac.compare_digest(key.strip().encode(), expected_key.encode())
+    if not is_equal:
+      self._sessions.intruded(key.strip())
     if session is None or not is_equal or scheme.lower() != "bearer":
       raise turns.RefusedError(
         "Found no open session of this address and key, expected the address "
@@ -300,10 +302,13 @@ class Endpoint:
   ) -> tuple[int, dict[str, Any]]:
     """Counts an error; returns its HTTP status and its JSON."""
     if isinstance(error, exceptions.HTTPException):
-      self._sessions.note(_EVENTS.get(error.status_code, "invalid_request"))
+      event = _EVENTS.get(error.status_code, "invalid_request")
+      self._sessions.note(event, session_id)
       return error.status_code, openai_replies.error_of(error)
     refused = _refused(error, session_id)
-    self._sessions.note(refused.code or refused.kind)
+    # Whoever has no key is not the session's program.
+    program_id = "" if refused.status == 401 else session_id
+    self._sessions.note(refused.code or refused.kind, program_id)
     code = "invalid_api_key" if refused.status == 401 else refused.code
     return refused.status, {
       "message": refused.message,

@@ -19,6 +19,11 @@ from anysearch_jax.sessions import (
 )
 
 _MODEL = "policy"
+# Events after which nothing of a program's episode is trained on.
+_MISUSES = {
+  "large_body": "The program sent a body that is too large.",
+  "too_many_requests": "The program sent too many requests at a time.",
+}
 
 
 class ProgramPlayer:
@@ -63,13 +68,15 @@ class ProgramPlayer:
   def find(self, session_id: str) -> session.Session | None:
     return self._sessions.get(session_id)
 
-  def note(self, event: str) -> None:
+  def note(self, event: str, session_id: str = "") -> None:
     self.counters[event] += 1
+    program = self._sessions.get(session_id)
+    if program is not None and event in _MISUSES:
+      program.spoil(event, _MISUSES[event])
 
   def intruded(self, key: str) -> None:
-    """Spoils the session whose key was used for another session."""
     for open_session in self._sessions.values():
-      if hmac.compare_digest(open_session.key, key):
+      if hmac.compare_digest(open_session.key.encode(), key.encode()):
         open_session.spoil(
           "intruder", "The program asked for the session of another one."
         )

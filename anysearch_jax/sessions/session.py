@@ -243,7 +243,8 @@ class Session:
       hidden.append(line)
     self._segments[index] = _charged(segment, turn.charged)
     reply = turns.Message("assistant", turn.content, turn.calls)
-    self._written.setdefault(reply, []).append(tuple(hidden))
+    key = conversation.key_of(reply)
+    self._written.setdefault(key, []).append(tuple(hidden))
     return turns.TurnReply(
       message=reply,
       is_cut=turn.is_cut,

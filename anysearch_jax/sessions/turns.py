@@ -168,5 +168,13 @@ class Sessions(Protocol):
   def find(self, session_id: str) -> Session | None:
     """Returns an open session; None if there is none of this id."""
 
-  def note(self, event: str) -> None:
-    """Counts an event of the endpoint by its name, such as `wrong_key`."""
+  def note(self, event: str, session_id: str = "") -> None:
+    """Counts an event of the endpoint.
+
+    Args:
+      event: its name, such as `large_body`.
+      session_id: the session whose program caused it; "" if none is known.
+    """
+
+  def intruded(self, key: str) -> None:
+    """Notes that a request for another session had this key."""

@@ -22,7 +22,7 @@ ANSWERED = turns.Message("assistant", "<think>\nhm\n</think>\n\nx")
 AGAIN = turns.Message("user", "And?")
 FIRST = conversation.SampledTurn(0)
 SECOND = conversation.SampledTurn(1)
-WRITTEN = {CALLED: [(FIRST,)], ANSWERED: [(SECOND,)]}
+WRITTEN = {conversation.key_of(CALLED): [(FIRST,)], ANSWERED: [(SECOND,)]}
 # What each family's template writes after a turn: before a tool's answer and
 # before the next turn.
 BETWEEN = {
@@ -69,6 +69,13 @@ def test_a_message_that_the_program_changed_is_a_text(family):
   _, codec = family
   changed = turns.Message("assistant", "something else")
   assert len(read(codec, ASKED, changed, AGAIN).pieces) == 1
+
+
+def test_a_call_is_recognised_in_another_spelling_of_json(family):
+  _, codec = family
+  spelled = turns.Call("c1", "search", '{ "q" :"\\u0061"}')
+  again = turns.Message("assistant", "", (spelled,), reasoning="hm")
+  assert read(codec, ASKED, again, FOUND) == read(codec, ASKED, CALLED, FOUND)
 
 
 def test_control_tokens_and_places_of_turns_are_only_the_template_s(family):

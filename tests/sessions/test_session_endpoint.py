@@ -215,7 +215,11 @@ def test_wrong_key_and_unknown_session_are_refused_alike():
   (body,) = bodies
   error = json.loads(body)["error"]
   assert error["code"] == "invalid_api_key" and "ended" in error["message"]
-  assert sessions.events == {"wrong_key": 30, "unknown_session": 9}
+  assert sessions.events == {
+    "wrong_key": 30,
+    "unknown_session": 9,
+    "intruded": 36,
+  }
   assert other.requests == []
 
 

@@ -78,8 +78,11 @@ class Sessions(dict):
   def find(self, session_id):
     return self.get(session_id)
 
-  def note(self, event):
+  def note(self, event, session_id=""):
     self.events[event] += 1
+
+  def intruded(self, key):
+    self.events["intruded"] += 1
 
 
 @contextlib.contextmanager
