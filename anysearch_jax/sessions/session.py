@@ -422,7 +422,7 @@ class Session:
     if request.max_tokens is not None:
       limits.append(request.max_tokens)
     stops = request.stop
-    if not request.tools:
+    if self._in_tags:
       stops = tuple(dict.fromkeys((*waiting.environment.stops, *stops)))
     generate = types.GenerateRequest(
       address=waiting.address,
