@@ -134,6 +134,7 @@ class Session:
     self._sampled_turns: list[tuple[str, Sequence[int]]] = []
     self._ends: dict[conversation.Piece, str] = {}
     self._in_tags = parts.config.prompts != "program"
+    self._dropped = episode_state.Spending()
     self._landed = False
     self._violation = False
     self._limit = ""  # The limit that ended the episode, in a sentence.
@@ -150,7 +151,7 @@ class Session:
   def budget_headers(self) -> Mapping[str, str]:
     headers = {"x-budget": str(self.budget)}
     if self.budget.searches < budgets.UNCAPPED:
-      spent = _spent(self._segments).searches
+      spent = _spent(self._segments, self._dropped).searches
       headers["x-budget-left"] = str(max(0, self.budget.searches - spent))
     return headers
 
@@ -297,6 +298,8 @@ class Session:
     )
     index = conversation.longest(self._segments, request.pieces)
     if index is None:
+      index = self._drop_turn_before(request.pieces)
+    if index is None:
       if len(self._segments) >= self._config.segments:
         self.spoil(
           "segments",
@@ -320,11 +323,43 @@ class Session:
       config=dataclasses.replace(
         limits, max_context=limits.max_context - other_tokens
       ),
-      discarded=_spent(others),
+      discarded=_spent(others, self._dropped),
       landing=self._landed,
       elapsed=self._clock() - self._started,
     )
     return index, conversation.Segment(waiting, request.pieces)
+
+  def _drop_turn_before(
+    self, pieces: Sequence[conversation.Piece]
+  ) -> int | None:
+    """Drops the turn that a request asks for again.
+
+    The program went on from another reply, so the first one led nowhere. It is
+    charged, and not trained on.
+
+    Returns:
+      The index of the segment that lost its last turn; None if there is none.
+    """
+    for index, segment in enumerate(self._segments):
+      if segment.pieces[:-1] != tuple(pieces):
+        continue
+      state = segment.episode
+      *chunks, turn = state.chunks
+      calls = [o for o in state.observations if o.turn == state.turns - 1]
+      context_length = state.tokens - len(turn.token_ids)
+      self._dropped = self._dropped._replace(
+        searches=self._dropped.searches + len(calls),
+        written_tokens=self._dropped.written_tokens + len(turn.token_ids),
+        read_tokens=self._dropped.read_tokens + context_length,
+      )
+      kept_calls = state.observations[: len(state.observations) - len(calls)]
+      shorter = dataclasses.replace(
+        state, chunks=tuple(chunks), observations=kept_calls, experts=None
+      )
+      self._segments[index] = conversation.Segment(shorter, tuple(pieces))
+      self._counters["turns_asked_again"] += 1
+      return index
+    return None
 
   def _as_read(
     self,
@@ -535,14 +570,19 @@ class Session:
       ).trajectory(types.Outcome.ANSWERED)
       for segment in self._segments
     ]
+    seconds = 0.0
+    if self._blank.caps.seconds < math.inf:
+      seconds = self._clock() - self._started
+    joined = _joined(parts)
     joined = dataclasses.replace(
-      _joined(parts),
+      joined,
+      searches=joined.searches + self._dropped.searches,
       violation=self._violation,
+      discarded_tokens=self._dropped.written_tokens,
+      discarded_input=self._dropped.read_tokens,
       reported_answer=report.answer,
       reported_reward=report.reward,
-      seconds=self._clock() - self._started
-      if self._blank.caps.seconds < math.inf
-      else 0.0,
+      seconds=seconds,
     )
     environment = self._blank.environment
     answer = environment.judge(joined).answer
@@ -559,17 +599,19 @@ class Session:
 
 
 def _spent(
-  segments: Sequence[conversation.Segment],
+  segments: Sequence[conversation.Segment], dropped: episode_state.Spending
 ) -> episode_state.Spending:
-  """Returns what segments cost together."""
+  """Returns what segments and dropped turns cost together."""
   episodes = [
     dataclasses.replace(segment.episode, discarded=episode_state.Spending())
     for segment in segments
   ]
   return episode_state.Spending(
-    searches=sum(state.searches_used for state in episodes),
-    written_tokens=sum(state.written_tokens for state in episodes),
-    read_tokens=sum(state.read_tokens for state in episodes),
+    searches=dropped.searches + sum(state.searches_used for state in episodes),
+    written_tokens=dropped.written_tokens
+    + sum(state.written_tokens for state in episodes),
+    read_tokens=dropped.read_tokens
+    + sum(state.read_tokens for state in episodes),
   )
 
 

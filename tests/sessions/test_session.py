@@ -151,6 +151,23 @@ def test_a_rewritten_history_begins_a_segment_of_its_own():
   assert [span.text for span in t.spans] == ["one", "two"]
 
 
+def test_a_turn_that_is_asked_for_again_is_charged_and_not_trained_on():
+  async def steps(one):
+    await one.turn(asked(ASKED))
+    again = await one.turn(asked(ASKED))
+    assert again.message.content == "x"
+    assert one._counters["turns_asked_again"] == 1
+    assert not one._counters["forks"]
+    assert one.budget_headers()["x-budget-left"] == "1"
+
+  _, engine, t = played(steps, [call("a"), "x"])
+  assert t.segment_starts == (0,) and t.generated_tokens == 2
+  assert t.discarded_tokens == len(CODEC.encode(call("a"))) + 1
+  assert (t.searches, t.queries) == (1, ())
+  # The second sample is another one: its turn is part of its seed.
+  assert [request.turn for request in engine.requests] == [0, 1]
+
+
 def test_two_conversations_of_a_session_take_turns():
   async def steps(one):
     first = await one.turn(asked(ASKED))
