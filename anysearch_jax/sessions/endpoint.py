@@ -192,16 +192,16 @@ class Endpoint:
     self, api: ModuleType, session: turns.Session, request: requests.Request
   ) -> responses.Response:
     body = await self._body(request)
-    asked = fields.read(api.Request, body)
-    turn = asked.turn()
+    parsed = fields.read(api.Request, body)
+    turn = parsed.turn()
     if self._is_closing:
       raise _stopping()
     sampling = asyncio.ensure_future(session.turn(turn))
     self._turns.add(sampling)
     sampling.add_done_callback(self._turns.discard)
-    if not asked.stream:
+    if not parsed.stream:
       reply = await http_server.unless_gone(request.receive, sampling)
-      return openai_replies.json_response(api.collected(asked, reply))
+      return openai_replies.json_response(api.collected(parsed, reply))
     seconds = openai_replies.HEARTBEAT_SECONDS
     try:
       await http_server.unless_gone(
@@ -213,15 +213,15 @@ class Endpoint:
     # A turn that is refused at once has the refusal's status.
     if sampling.done():
       return openai_replies.events_response(
-        _frames(api, asked, sampling.result())
+        _frames(api, parsed, sampling.result())
       )
-    chunks = self._chunks(api, asked, sampling)
+    chunks = self._chunks(api, parsed, sampling)
     return openai_replies.EventStream(chunks)
 
   async def _chunks(
     self,
     api: ModuleType,
-    asked: fields.Request,
+    parsed: fields.Request,
     sampling: asyncio.Future[turns.TurnReply],
   ) -> AsyncGenerator[bytes]:
     """Yields the bytes of a stream whose turn is still sampled."""
@@ -232,7 +232,7 @@ class Endpoint:
         await asyncio.wait({sampling}, timeout=seconds)
       if sampling.cancelled():
         raise _stopping()
-      yield _frames(api, asked, sampling.result())
+      yield _frames(api, parsed, sampling.result())
     except Exception as error:
       _, values = self._refusal(error, "")
       yield openai_replies.frame(api.refused(values))
@@ -357,11 +357,11 @@ def _unknown_path() -> turns.RefusedError:
 
 
 def _frames(
-  api: ModuleType, asked: fields.Request, reply: turns.TurnReply
+  api: ModuleType, parsed: fields.Request, reply: turns.TurnReply
 ) -> bytes:
   """Returns the server-sent events of a turn."""
   return (
-    b"".join(map(openai_replies.frame, api.streamed(asked, reply))) + api.LAST
+    b"".join(map(openai_replies.frame, api.streamed(parsed, reply))) + api.LAST
   )
 
 

@@ -80,7 +80,7 @@ class Request(openai_requests.Request):
     is_offered = self.tool_choice == "auto"
     return turns.TurnRequest(
       messages=tuple(self.turn_messages()),
-      tools=tuple(each.tool() for each in self.functions() if is_offered),
+      tools=tuple(f.tool() for f in self.functions() if is_offered),
       max_tokens=min(limits, default=None),
       stop=tuple(self.stop),
       model=self.model or "",
