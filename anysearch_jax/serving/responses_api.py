@@ -18,7 +18,7 @@ from anysearch_jax.serving import fields
 _OTHER_ITEMS = ("reasoning", "web_search_call")
 
 
-class _StreamOptions(openai_requests.StreamOptions):
+class _StreamOptions(openai_requests.StreamOptions, frozen=True):
   include_draft: bool = False
 
 
