@@ -264,8 +264,10 @@ class Command:
 
   async def play(self, task: Task) -> turns.Report:
     bound = pathlib.Path(parent_bound.__file__)
+    command = [sys.executable, "-I", str(bound), str(os.getpid())]
     process = await asyncio.create_subprocess_exec(
-      *(sys.executable, "-I", str(bound), str(os.getpid()), *self._arguments),
+      *command,
+      *self._arguments,
       stdin=asyncio.subprocess.PIPE,
       stdout=asyncio.subprocess.PIPE,
       stderr=asyncio.subprocess.STDOUT,

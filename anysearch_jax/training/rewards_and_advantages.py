@@ -209,7 +209,7 @@ def examples(
   weights = grpo.token_weights(masks, reduction=experience.reduction)
   segments: list[batching.Example] = []
   for place, trajectory, weight in zip(members, trajectories, weights):
-    whole = batching.Example(
+    example = batching.Example(
       token_ids=trajectory.token_ids,
       weights=weight,
       logps=trajectory.logps,
@@ -217,7 +217,7 @@ def examples(
       rewards=_token_rewards(experience, place, trajectory),
       experts=trajectory.experts,
     )
-    segments += whole.split(trajectory.segment_starts)
+    segments += example.split(trajectory.segment_starts)
   return [segment for segment in segments if segment.weights.any()]
 
 
