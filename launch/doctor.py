@@ -58,6 +58,7 @@ _MODULES = {
 def define_flags() -> None:
   launch_flags.define_config(required=False)
   launch_flags.define_output()
+  launch_flags.define_agents()
   flags.DEFINE_integer(
     "processes",
     1,

@@ -83,7 +83,7 @@ def run_parts(
   services = []
   overrides: dict[str, str] = {}
   env: dict[str, str] = {}
-  if config.retrieval.kind == "index":
+  if config.retrieval.kind == "index" and not config.agents.program:
     retriever = _retriever(config.retrieval, retriever_port)
     services.append(retriever)
     overrides["retrieval.kind"] = "http"

@@ -200,6 +200,9 @@ class Checks:
     """Checks that the retriever answers, and how fast; writes no log."""
     config = self.config
     c = self.config.retrieval
+    if config.agents.program:
+      yield ok("the program searches by itself (agents.program)")
+      return
     if c.log_mode == "strict":
       yield ok(f"log {c.log}: nothing else is asked")
       return
@@ -271,7 +274,10 @@ class Checks:
       for i in range(count)
     ]
     choice = policies.PolicyChoice("hf", config.policy)
-    with policies.player(choice, config, source) as player:
+    with (
+      policies.player(choice, config, source) as player,
+      parts.program(config) as program,
+    ):
       searching.attach(retriever, player.engine, player.codec)
       parts_of_play = driver.EpisodeParts(
         player.engine,
@@ -279,6 +285,7 @@ class Checks:
         config.episode,
         player.codec,
         method.environment,
+        player=program,
       )
       played = loop.run(
         driver.run_groups(
