@@ -133,3 +133,52 @@ def test_grpo_has_a_gradient(work, supervised):
   assert len(rows) == 3
   assert max(row["grad_norm"] for row in rows) > 0
   assert all(row["finite"] for row in rows)
+
+
+# It answers, and asks once more in the same conversation.
+_PROGRAM = """
+import openai
+
+def play(task):
+  client = openai.OpenAI(
+    base_url=task.base_url, api_key=task.api_key, max_retries=0
+  )
+  messages = [{"role": "user", "content": task.question}]
+  for _ in range(2):
+    reply = client.chat.completions.create(
+      model=task.model, messages=messages, max_tokens=24
+    )
+    content = reply.choices[0].message.content
+    messages += [
+      {"role": "assistant", "content": content},
+      {"role": "user", "content": "Say the answer alone."},
+    ]
+  return {"answer": content, "reward": float(len(content) % 2)}
+"""
+
+
+def test_a_program_s_turns_are_trained_on_as_they_were_sampled(
+  work, policy_folder
+):
+  program = work / "program.py"
+  program.write_text(_PROGRAM)
+  folder = work / "program"
+  done(
+    train,
+    *settings(work, policy_folder),
+    f"--output={folder}",
+    f"--agents={program}:play",
+    *("--config.questions=2", "--config.group=4"),
+    "--config.curriculum.total_steps=2",
+    "--config.curriculum.max_budget=2",
+    "--config.compute_dtype=float32",
+  )
+  rows = metrics(folder)
+  assert len(rows) == 2
+  for row in rows:
+    assert row["rollout/failed"] == 0
+    # The trainer reads what the engine sampled, across turns and template.
+    assert row["policy/engine_gap_max"] < 1e-3
+  assert rows[-1]["engine/agents/turns"] == 2 * 2 * 8
+  assert rows[-1]["engine/agents/forks"] == 0
+  assert max(row["grad_norm"] for row in rows) > 0
