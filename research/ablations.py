@@ -16,8 +16,9 @@ reward at a time; `authors` trains as the authors' code does where it differs
 from their text; `turns` compares turns instead of episodes; `rivals` has a
 Search-R1-like row: an outcome reward, a fixed budget of 5, no scaffold. The
 table `one_budget` has the priced reward at fixed budgets, K policies in place
-of one; `unseen` trains with budgets up to 5, so that 6 to 8 are new. The
-table `greedy` has the same policies with the most probable token everywhere,
+of one; `outside` has programs that play the episodes over OpenAI's client, by
+the same method; `unseen` trains with budgets up to 5, so that 6 to 8 are new.
+The table `greedy` has the same policies with the most probable token everywhere,
 which tells what is lost by sampling from what is lost by deciding.
 """
 
@@ -116,6 +117,22 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
         (*PRICED, f"curriculum.fixed_budget={budget}"),
       )
       for budget in _FIXED_BUDGETS
+    ),
+    *(
+      Row(
+        f"priced_{name}",
+        f"Priced, {label}",
+        "outside",
+        (
+          *PRICED,
+          f"agents.program=examples/{file}.py:play",
+          "agents.states_budget=false",
+        ),
+      )
+      for name, label, file in (
+        ("outside", "an outside loop", "outside_agent"),
+        ("sdk", "the Agents SDK", "agents_sdk"),
+      )
     ),
     Row("anysearch_to_5", "AnySearch, up to 5", "unseen", up_to_5),
     Row("priced_to_5", "Priced, up to 5", "unseen", (*PRICED, *up_to_5)),
