@@ -9,7 +9,7 @@ import uvicorn
 from openenv import core
 
 from examples import budgeted_search
-from examples.openenv import environment
+from examples.openenv import environment, models
 
 
 def main() -> None:
@@ -30,11 +30,11 @@ def main() -> None:
   )
   app = core.create_app(
     make,
-    environment.Action,
-    environment.Observation,
+    models.Action,
+    models.Observation,
     env_name="anysearch",
     max_concurrent_envs=flags.sessions,
-    state_cls=environment.State,
+    state_cls=models.State,
   )
   uvicorn.run(app, host=flags.host, port=flags.port)
 

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Literal
+from typing import Any
 
-import pydantic
 from openenv import core
 
 import anysearch_jax as aj
 from examples import budgeted_search
+from examples.openenv import models
 
 BUDGETS = (0, 1, 2, 3, 5, 8)  # A reset without a budget draws one of them.
 
 
-class Action(core.Action):
-  kind: Literal["search", "answer"]
-  text: str = pydantic.Field(max_length=10_000)
-
-
-class Observation(core.Observation):
-  question: str
-  searches_left: int
-  passages: list[str] = []
-  message: str = ""
-
-
-class State(core.State):
-  budget: int = 0
-  searches: int = 0
-  refused_searches: int = 0
-
-
 class SearchEnvironment(core.Environment):
-  # Each session has an environment, which plays one episode after the other.
+  """One session, which plays one episode after the other.
+
+  Args:
+    questions: what is asked.
+    retriever: answers the searches.
+  """
+
   SUPPORTS_CONCURRENT_SESSIONS = True
-  state = State()
+  state = models.State()
 
   def __init__(self, questions: list[aj.Question], retriever: aj.Retriever):
     super().__init__()
@@ -43,8 +31,19 @@ class SearchEnvironment(core.Environment):
     self._retriever = retriever
     self._question: aj.Question | None = None
 
-  def reset(self, seed=None, episode_id=None, budget=None, **_: Any):
-    """Asks the question with the number `seed`, modulo how many there are."""
+  def reset(
+    self, seed=None, episode_id=None, budget=None, **_: Any
+  ) -> models.Observation:
+    """Begins an episode.
+
+    Args:
+      seed: number of the question, >= 0, modulo how many there are; None: any.
+      episode_id: is returned in the state.
+      budget: number of searches, >= 0; None: one of `BUDGETS`, by the seed.
+
+    Raises:
+      ValueError: the seed or the budget is out of range.
+    """
     seed = random.getrandbits(32) if seed is None else seed
     budget = random.Random(seed).choice(BUDGETS) if budget is None else budget
     for name, value in (("seed", seed), ("budget", budget)):
@@ -54,11 +53,11 @@ class SearchEnvironment(core.Environment):
     self._search = budgeted_search.BudgetedSearch(
       self._retriever, self._question.corpus, budget
     )
-    self.state = State(episode_id=episode_id, budget=budget)
+    self.state = models.State(episode_id=episode_id, budget=budget)
     return self._observation(self._question)
 
-  def step(self, action: Action, timeout_s=None, **_: Any):
-    """Searches; or ends the episode, whose reward is the exact match."""
+  def step(self, action, timeout_s=None, **_: Any) -> models.Observation:
+    """Searches or answers. Raises ValueError if no episode is under way."""
     question = self._question
     if question is None:
       raise ValueError("Found no episode under way; expected a reset first.")
@@ -72,8 +71,9 @@ class SearchEnvironment(core.Environment):
     self.state.refused_searches = self._search.refused
     if passages is None:
       return self._observation(question, message="No search is left: answer.")
-    return self._observation(question, passages=[p.contents for p in passages])
+    texts = [passage.contents for passage in passages]
+    return self._observation(question, passages=texts)
 
-  def _observation(self, question: aj.Question, **fields: Any) -> Observation:
-    left = self._search.left
-    return Observation(question=question.text, searches_left=left, **fields)
+  def _observation(self, question: aj.Question, **fields: Any):
+    fields |= {"question": question.text, "searches_left": self._search.left}
+    return models.Observation(**fields)
