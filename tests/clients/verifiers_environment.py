@@ -67,9 +67,9 @@ def evaluation(tmp_path_factory):
   with chat_endpoint.served(play) as server:
     command = [
       *(binaries / "vf-eval", "@", FOLDER / "eval.toml", "--no-rich"),
-      *("--model=scripted", f"--client.base-url={server.url}"),
-      *("--client.api-key-var=UNSET_KEY", f"--output-dir={output}"),
-      *("--env.taskset.split=dev", "--env.taskset.count=3"),
+      *("--model", "scripted", "--output-dir", output),
+      *("--client.base-url", server.url, "--client.api-key-var", "NO_KEY"),
+      *("--env.taskset.split", "dev", "--env.taskset.count", "3"),
     ]
     environment = os.environ | {
       "PATH": f"{binaries}:{os.environ['PATH']}",
