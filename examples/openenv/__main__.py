@@ -1,4 +1,4 @@
-r"""Serves the environment: `python -m examples.openenv --port=8000`."""
+"""Serves the environment: `python -m examples.openenv --port=8000`."""
 
 from __future__ import annotations
 

@@ -15,12 +15,7 @@ BUDGETS = (0, 1, 2, 3, 5, 8)  # A reset without a budget draws one of them.
 
 
 class SearchEnvironment(core.Environment):
-  """One session, which plays one episode after the other.
-
-  Args:
-    questions: what is asked.
-    retriever: answers the searches.
-  """
+  """One session, which plays one episode after the other."""
 
   SUPPORTS_CONCURRENT_SESSIONS = True
   state = models.State()
@@ -32,7 +27,11 @@ class SearchEnvironment(core.Environment):
     self._question: aj.Question | None = None
 
   def reset(
-    self, seed=None, episode_id=None, budget=None, **_: Any
+    self,
+    seed: int | None = None,
+    episode_id: str | None = None,
+    budget: int | None = None,
+    **_: Any,
   ) -> models.Observation:
     """Begins an episode.
 
@@ -56,7 +55,7 @@ class SearchEnvironment(core.Environment):
     self.state = models.State(episode_id=episode_id, budget=budget)
     return self._observation(self._question)
 
-  def step(self, action, timeout_s=None, **_: Any) -> models.Observation:
+  def step(self, action: models.Action, **_: Any) -> models.Observation:
     """Searches or answers. Raises ValueError if no episode is under way."""
     question = self._question
     if question is None:
@@ -71,9 +70,10 @@ class SearchEnvironment(core.Environment):
     self.state.refused_searches = self._search.refused
     if passages is None:
       return self._observation(question, message="No search is left: answer.")
-    texts = [passage.contents for passage in passages]
-    return self._observation(question, passages=texts)
+    return self._observation(question, passages=[p.contents for p in passages])
 
-  def _observation(self, question: aj.Question, **fields: Any):
+  def _observation(
+    self, question: aj.Question, **fields: Any
+  ) -> models.Observation:
     fields |= {"question": question.text, "searches_left": self._search.left}
     return models.Observation(**fields)
