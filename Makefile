@@ -102,7 +102,8 @@ CLIENT-agents := openai-agents
 CLIENT-smolagents := smolagents[openai,litellm]
 CLIENT-pydantic_ai := pydantic-ai-slim[openai]
 
-test-clients: $(patsubst CLIENT-%,client-%,$(filter CLIENT-%,$(.VARIABLES)))
+test-clients: $(patsubst CLIENT-%,client-%,$(filter CLIENT-%,$(.VARIABLES))) \
+	environment-openenv environment-verifiers
 
 # Its tests are in tests/clients/, in the file of the first part of its name.
 client-%: $(READY)-test
@@ -112,6 +113,16 @@ client-%: $(READY)-test
 	PYTHONPATH=.:tests/support JAX_PLATFORMS=cpu $(BIN)/python -m tests.clients.beside_service \
 	  .venv-client-$*/bin/python -m pytest -rs --disable-warnings -p no:cacheprovider \
 	  --confcutdir=tests/clients tests/clients/$(firstword $(subst -, ,$*))_client.py
+
+# The environments of examples/ for other frameworks, each with the framework.
+environment-%: $(READY)-test
+	$(PIP) uv
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-environment-$*
+	$(BIN)/uv pip install --quiet --upgrade --python .venv-environment-$* pytest \
+	  --editable . --requirement examples/$*/requirements.txt
+	PYTHONPATH=.:tests/support .venv-environment-$*/bin/python -m pytest -rs \
+	  --disable-warnings -p no:cacheprovider --confcutdir=tests/clients \
+	  tests/clients/$*_environment.py
 
 bench: $(READY)-test
 	JAX_PLATFORMS=cpu XLA_FLAGS=--xla_cpu_multi_thread_eigen=false PJRT_NPROC=1 OMP_NUM_THREADS=1 $(BIN)/python -m research.sampling_speed
