@@ -7,8 +7,8 @@ uvicorn waits without limit for the rest of a request's headers and for a client
 to read its answer. A few hundred connections with half a request could use up
 all file descriptors of the process and so keep other clients out. `Guard` gives
 each wait a deadline, and limits the connections. `OwnPages` keeps the pages
-of others out. `body` and `unless_gone` are for the service itself: a body in
-its limits, and work that ends when its client leaves.
+of others out. `body`, `unless_gone` and `json_response` are for the service
+itself: a body in its limits, work that ends when its client leaves, a response.
 
 No other server of ASGI apps does both: granian (2.8) has a deadline for headers
 and stops accepting beyond its `backpressure`, so half-open connections keep
@@ -24,6 +24,7 @@ import contextlib
 import dataclasses
 import gc
 import ipaddress
+import json
 import os
 import re
 import resource
@@ -400,6 +401,20 @@ async def unless_gone(
     raise
   finally:
     gone.cancel()
+
+
+def json_response(
+  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> responses.Response:
+  """Returns a response of JSON, in ASCII, which can hold a lone surrogate.
+
+  Args:
+    value: what the response contains.
+    status: HTTP status.
+    headers: further headers.
+  """
+  body = json.dumps(value)
+  return responses.Response(body, status, headers, "application/json")
 
 
 def connection_limit(wanted_connections: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Replies of OpenAI's APIs over HTTP: JSON, errors and streams of events."""
+"""Replies of OpenAI's APIs over HTTP: errors and streams of events."""
 
 from __future__ import annotations
 
@@ -16,20 +16,6 @@ DONE = b"data: [DONE]\n\n"  # Ends a stream of chunks.
 _EVENT_STREAM = "text/event-stream"
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-
-
-def json_response(
-  value: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> responses.Response:
-  """Returns a response of JSON, in ASCII, which can hold a lone surrogate.
-
-  Args:
-    value: what the response contains.
-    status: HTTP status.
-    headers: further headers.
-  """
-  body = json.dumps(value)
-  return responses.Response(body, status, headers, "application/json")
 
 
 def error_of(error: exceptions.HTTPException) -> dict[str, Any]:

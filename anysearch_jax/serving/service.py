@@ -324,7 +324,7 @@ class Service:
       ),
       "keys": self.locked,
     }
-    return openai_replies.json_response(values, 503 if self.draining else 200)
+    return http_server.json_response(values, 503 if self.draining else 200)
 
   async def metrics(self, request: requests.Request) -> responses_lib.Response:
     """Returns the metrics for Prometheus."""
@@ -338,18 +338,18 @@ class Service:
     """Returns the models that a request may name."""
     self._key(request)
     model = openai_replies.model_values(self.served.model)
-    return openai_replies.json_response({"object": "list", "data": [model]})
+    return http_server.json_response({"object": "list", "data": [model]})
 
   async def model(self, request: requests.Request) -> responses_lib.Response:
     """Returns a model by a name that a request may have."""
     self._key(request)
     name = request.path_params["model"]
     fields.budget_of_model(name, self.served)
-    return openai_replies.json_response(openai_replies.model_values(name))
+    return http_server.json_response(openai_replies.model_values(name))
 
   async def examples(self, _: requests.Request) -> responses_lib.Response:
     """Returns example questions; there are none for real corpora."""
-    return openai_replies.json_response(
+    return http_server.json_response(
       [q.text for q in self.agent.examples[:_MAX_EXAMPLES]]
     )
 
@@ -425,7 +425,7 @@ class Service:
       raise openai_requests.RequestError(
         503, sentence, code="unavailable", retry_after=1
       )
-    return openai_replies.json_response(writer.collected(answer_events))
+    return http_server.json_response(writer.collected(answer_events))
 
   async def _chunks(
     self,
@@ -603,7 +603,7 @@ def create_app(service: Service) -> applications.Starlette:
     values = openai_replies.error_of(error)
     if not request_id and error.status_code in (404, 405):  # No route matched.
       values["message"] += f"; expected one of {paths}."
-    response = openai_replies.json_response(
+    response = http_server.json_response(
       {"error": values}, error.status_code, error.headers
     )
     if request_id:

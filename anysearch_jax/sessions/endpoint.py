@@ -156,6 +156,7 @@ class Endpoint:
       if root or not name:
         raise _unknown_path()
       session = self._session(session_id, request.headers)
+      request.state.session_id = session_id
       on_end.enter_context(self._place(session_id))
       response = await self._answer(session, name, request)
     except (Exception, asyncio.CancelledError) as error:
@@ -173,7 +174,7 @@ class Endpoint:
     match request.method, name:
       case "GET", "v1/models":
         model = openai_replies.model_values(self._model)
-        return openai_replies.json_response({"object": "list", "data": [model]})
+        return http_server.json_response({"object": "list", "data": [model]})
       case "POST", "outcome":
         return await self._report(session, request)
       case "POST", name if name in _APIS:
@@ -186,7 +187,7 @@ class Endpoint:
     body = await self._body(request)
     report = fields.read(_Report, body)
     session.report(turns.Report(report.answer, report.reward))
-    return openai_replies.json_response({"object": "session.outcome"})
+    return http_server.json_response({"object": "session.outcome"})
 
   async def _turn(
     self, api: ModuleType, session: turns.Session, request: requests.Request
@@ -201,7 +202,7 @@ class Endpoint:
     sampling.add_done_callback(self._turns.discard)
     if not parsed.stream:
       reply = await http_server.unless_gone(request.receive, sampling)
-      return openai_replies.json_response(api.collected(parsed, reply))
+      return http_server.json_response(api.collected(parsed, reply))
     seconds = openai_replies.HEARTBEAT_SECONDS
     try:
       await http_server.unless_gone(
@@ -215,7 +216,7 @@ class Endpoint:
       return openai_replies.events_response(
         _frames(api, parsed, sampling.result())
       )
-    chunks = self._chunks(api, parsed, sampling)
+    chunks = self._chunks(api, parsed, sampling, request.state.session_id)
     return openai_replies.EventStream(chunks)
 
   async def _chunks(
@@ -223,6 +224,7 @@ class Endpoint:
     api: ModuleType,
     parsed: fields.Request,
     sampling: asyncio.Future[turns.TurnReply],
+    session_id: str,
   ) -> AsyncGenerator[bytes]:
     """Yields the bytes of a stream whose turn is still sampled."""
     try:
@@ -234,11 +236,11 @@ class Endpoint:
         raise _stopping()
       yield _frames(api, parsed, sampling.result())
     except Exception as error:
-      _, values = self._refusal(error, "")
+      _, values = self._refusal(error, session_id)
       yield openai_replies.frame(api.refused(values))
     finally:
       if not sampling.done():  # The client has left.
-        self._sessions.note("client_left")
+        self._sessions.note("client_left", session_id)
         await _cancel(sampling)
 
   async def _body(self, request: requests.Request) -> bytes:
@@ -295,7 +297,7 @@ class Endpoint:
   ) -> responses.Response:
     status, values = self._refusal(error, session_id)
     headers = None if status == 408 else _NO_RETRY
-    return openai_replies.json_response({"error": values}, status, headers)
+    return http_server.json_response({"error": values}, status, headers)
 
   def _refusal(
     self, error: BaseException, session_id: str

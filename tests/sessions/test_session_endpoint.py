@@ -300,6 +300,7 @@ def test_client_that_leaves_cancels_its_turn(monkeypatch, stream, seconds):
     hang_up(url, CHAT | {"stream": stream}, lambda: session.requests)
     wait_for(lambda: session.cancelled == 1 and not served._running)
   assert sessions.events == {"client_left": 1}
+  assert sessions.causes == {"a"}
 
 
 def test_half_a_body_is_no_turn():

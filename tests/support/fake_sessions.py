@@ -69,17 +69,22 @@ class Session:
 
 
 class Sessions(dict):
-  """Sessions by their ids; `events` counts what the endpoint notes."""
+  """Sessions by their ids; `events` counts what the endpoint notes.
+
+  `causes` has the ids of the sessions whose programs caused the events.
+  """
 
   def __init__(self, **sessions):
     super().__init__(sessions)
     self.events = collections.Counter()
+    self.causes = set()
 
   def find(self, session_id):
     return self.get(session_id)
 
   def note(self, event, session_id=""):
     self.events[event] += 1
+    self.causes.add(session_id)
 
   def intruded(self, key):
     self.events["intruded"] += 1
