@@ -61,6 +61,17 @@ def cpu_seconds(rollouts: int, arguments: list[str]) -> float:
   return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
 
+def rollout_seconds(rollouts: int, arguments: list[str]) -> float:
+  """Returns the CPU seconds of a rollout after the first.
+
+  Args:
+    rollouts: number of rollouts of the longer training, > 1.
+    arguments: further flags of `launch.train`.
+  """
+  start = cpu_seconds(1, arguments)
+  return (cpu_seconds(rollouts, arguments) - start) / (rollouts - 1)
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
   parser.add_argument("--program", default="examples/outside_agent.py:play")
@@ -72,14 +83,14 @@ def main() -> None:
     "inside": [],
     "program": [f"--agents={options.program}", *_OUTSIDE],
   }
-  starts = {name: cpu_seconds(1, flags) for name, flags in kinds.items()}
+  for arguments in kinds.values():  # Fills the cache of compiled programs.
+    cpu_seconds(1, arguments)
   ratios = []
   print("CPU seconds of a rollout: inside, program; throughput by CPU time")
   for _ in range(options.pairs):
     seconds = {
-      name: (cpu_seconds(options.rollouts, flags) - starts[name])
-      / (options.rollouts - 1)
-      for name, flags in kinds.items()
+      name: rollout_seconds(options.rollouts, arguments)
+      for name, arguments in kinds.items()
     }
     ratios.append(seconds["inside"] / seconds["program"])
     print(
