@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import typing
 
+import hostile
+import hypothesis
 import pytest
 from openai.types.chat import completion_create_params
 from openai.types.responses import response_create_params
@@ -420,3 +423,42 @@ def test_harmless_value_of_every_parameter_is_accepted(params, body):
     read(body | {name: None})
     if name in _NEUTRAL:
       read(body | {name: _NEUTRAL[name]})
+
+
+WHOLE = {
+  "messages": [
+    {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+    {"role": "assistant", "content": None, "tool_calls": [chat_call(CALL)]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "Jane"},
+  ],
+  "tools": [{"type": "function", "function": FUNCTION}],
+  "stop": ["END"],
+  "temperature": 1,
+}
+WHOLE_RESPONSE = {
+  "input": [USER, REASONING | THOUGHT, SAID, call_item(CALL)]
+  + [output_item("call_1", "Jane")],
+  "tools": [{"type": "function", **FUNCTION}],
+  "instructions": "Be brief.",
+  "text": {"format": {"type": "text"}},
+}
+
+
+@hostile.cases(2000)
+@hypothesis.given(hostile.tapes())
+def test_no_changed_request_is_more_than_refused(tape):
+  body = tape.pick((WHOLE, WHOLE_RESPONSE))
+  for _ in range(1 + tape.below(3)):
+    body = tape.change(body, (USER, SAID, FUNCTION, CALL.arguments))
+  api = (
+    responses_api if isinstance(body, dict) and "input" in body else chat_api
+  )
+  try:
+    turn = fields.read(api.Request, hostile.as_json(body)).turn()
+  except exceptions.HTTPException as error:
+    assert error.status_code == 400 and len(error.detail) < 1000
+    return
+  # What a chat template gets can be written as JSON.
+  json.dumps(dataclasses.asdict(turn), allow_nan=False).encode()
+  for message in turn.messages:
+    assert isinstance(message.content, str)
