@@ -39,7 +39,7 @@ def cpu_seconds(rollouts: int, arguments: list[str]) -> float:
   Raises:
     subprocess.CalledProcessError: the training failed.
   """
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  earlier_seconds = _children_seconds()
   with tempfile.TemporaryDirectory() as folder:
     command = [
       sys.executable,
@@ -53,12 +53,17 @@ def cpu_seconds(rollouts: int, arguments: list[str]) -> float:
       *arguments,
     ]
     subprocess.run(command, check=True, capture_output=True)
-    last_line = pathlib.Path(folder, "run", "metrics.jsonl").read_text()
-  metrics = json.loads(last_line.splitlines()[-1])
+    lines = pathlib.Path(folder, "run", "metrics.jsonl").read_text()
+  metrics = json.loads(lines.splitlines()[-1])
   if metrics["rollout/failed"]:
     raise ValueError(f"Found {metrics['rollout/failed']} failed episodes.")
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+  return _children_seconds() - earlier_seconds
+
+
+def _children_seconds() -> float:
+  """Returns the CPU seconds of all processes that this one started."""
+  usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return usage.ru_utime + usage.ru_stime
 
 
 def rollout_seconds(rollouts: int, arguments: list[str]) -> float:

@@ -18,8 +18,8 @@ Search-R1-like row: an outcome reward, a fixed budget of 5, no scaffold. The
 table `one_budget` has the priced reward at fixed budgets, K policies in place
 of one; `outside` has programs that play the episodes over OpenAI's client, by
 the same method; `unseen` trains with budgets up to 5, so that 6 to 8 are new.
-The table `greedy` has the same policies with the most probable token everywhere,
-which tells what is lost by sampling from what is lost by deciding.
+The table `greedy` has the same policies with the most probable token
+everywhere, which tells what is lost by sampling from what is lost by deciding.
 """
 
 from __future__ import annotations
