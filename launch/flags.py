@@ -361,10 +361,11 @@ def _with_program(
 ) -> config_lib.ExperimentConfig:
   """Returns a configuration whose episodes a program plays."""
   prompts = "program"
-  if any(
+  is_given = any(
     assignment.startswith("episode.prompts=")
     for assignment in flags.FLAGS.set_config
-  ):
+  )
+  if is_given or config.agents.program:
     prompts = config.episode.prompts
   return config_lib.changed(
     config, agents={"program": program}, episode={"prompts": prompts}

@@ -161,9 +161,7 @@ def program(
     return
   from anysearch_jax.sessions import player  # Imports the HTTP server.
 
-  opened = player.ProgramPlayer(
-    config.agents, config.sampling, at_once=config.engine.slots
-  )
+  opened = player.ProgramPlayer(config.agents, config.sampling)
   try:
     yield opened
   finally:

@@ -579,7 +579,7 @@ def failure_summary(failed: Iterable[types.Trajectory]) -> str:
   counts: Counter[str] = Counter()
   for trajectory in failed:
     # `answer_request` writes "the search ... failed: CAUSE".
-    cause = trajectory.reason.partition(" failed: ")[2]
+    cause = trajectory.reason.partition(" failed: ")[2] or trajectory.reason
     kind = _NUMBER.sub("0", cause)
     examples.setdefault(kind, trajectory.reason)
     counts[kind] += 1

@@ -337,15 +337,15 @@ class Episode:
       limits.append(self._affordable(lands=True))
     return min(limits) > 0 and self._capped_tokens > 0
 
-  def affords(self, tool: str) -> bool:
-    """Returns whether the budget pays for a call of a tool and an answer."""
-    if self.searches_left <= 0:
+  def affords(self, tool: str, calls: int = 1) -> bool:
+    """Returns whether the budget pays for calls of a tool and an answer."""
+    if self.searches_left < calls:
       return False
     if self.caps.dollars == math.inf:
       return True
     landing = self._landing_cost
     dollars = self.cost(
-      tool,
+      *[tool] * calls,
       read_tokens=landing.read_tokens,
       written_tokens=landing.written_tokens,
     )

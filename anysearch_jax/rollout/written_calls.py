@@ -164,10 +164,13 @@ def _in_json(text: str) -> Iterator[WrittenCall]:
   for _ in range(_MOST_OBJECTS):
     if start < 0:
       return
-    call = _call_of_object(_json_at(text, start), start)
-    if call is not None:
+    value, end = _json_and_end(text, start)
+    call = _call_of_object(value, start)
+    if call is None:
+      end = start + 1  # A call may be inside the object.
+    else:
       yield call
-    start = text.find("{", start + 1)
+    start = text.find("{", end)
 
 
 def _call_of_object(value: Any, start: int) -> WrittenCall | None:
@@ -198,9 +201,10 @@ def _in_python(text: str) -> Iterator[WrittenCall]:
     line = text[start:].partition("\n")[0]
     closing = line.rfind(")")
     while closing > 0:
-      call = _python_call(line[: closing + 1])
-      if call is not None:
-        yield WrittenCall(*call, start)
+      calls = _python_calls(line[: closing + 1])
+      if calls:
+        for name, arguments, offset in calls:
+          yield WrittenCall(name, arguments, start + offset)
         break
       closing = line.rfind(")", 0, closing)
 
@@ -208,42 +212,62 @@ def _in_python(text: str) -> Iterator[WrittenCall]:
 def _in_tags(text: str, tools: Collection[str]) -> Iterator[WrittenCall]:
   """Yields calls in the tags of the paper, `<search>lease</search>`."""
   for tool in tools:
-    match = re.search(rf"<{tool}>([^<]+)</{tool}>", text)
-    if match is not None:
+    name = re.escape(tool)
+    for match in re.finditer(rf"<{name}>([^<]+)</{name}>", text):
       yield WrittenCall(tool, {"query": match[1].strip()}, match.start())
 
 
-def _python_call(expression: str) -> tuple[str, dict[str, Any]] | None:
-  """Returns name and arguments of a call of literals; None if it is none."""
+def _python_calls(expression: str) -> list[tuple[str, dict[str, Any], int]]:
+  """Returns name, arguments and offset of each call in an expression.
+
+  The expression is one call of literals, or several between commas; otherwise
+  the list is empty.
+  """
   try:
-    call = ast.parse(expression, mode="eval").body
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-      return None
-    arguments = {
-      keyword.arg: ast.literal_eval(keyword.value)
-      for keyword in call.keywords
-      if keyword.arg
-    }
-    if call.args and not arguments:
-      arguments = {"query": ast.literal_eval(call.args[0])}
+    parsed = ast.parse(expression, mode="eval").body
+    elements = parsed.elts if isinstance(parsed, ast.Tuple) else [parsed]
+    return [_python_call(element) for element in elements]
   except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-    return None
-  return call.func.id, arguments
+    return []
+
+
+def _python_call(call: ast.expr) -> tuple[str, dict[str, Any], int]:
+  """Returns name, arguments and offset of a call of literals.
+
+  Raises:
+    ValueError, TypeError: it is something else.
+  """
+  if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+    raise TypeError("It is no call of a function.")
+  arguments = {
+    keyword.arg: ast.literal_eval(keyword.value)
+    for keyword in call.keywords
+    if keyword.arg
+  }
+  if call.args and not arguments:
+    arguments = {"query": ast.literal_eval(call.args[0])}
+  return call.func.id, arguments, call.col_offset
 
 
 def _json_at(text: str, start: int) -> Any:
   """Returns the JSON value that begins at an offset; None if none does."""
+  value, _ = _json_and_end(text, start)
+  return value
+
+
+def _json_and_end(text: str, start: int) -> tuple[Any, int]:
+  """Returns the JSON value at an offset and its end; None without a value."""
   decoder = json.JSONDecoder(strict=False)
   # Small models forget braces at the end of their text, or of its fence.
   body = text.rstrip("` \n")
   for forgotten_braces in ("", "}", "}}"):
     try:
-      value, _ = decoder.raw_decode(body + forgotten_braces, start)
+      value, end = decoder.raw_decode(body + forgotten_braces, start)
     except json.JSONDecodeError as error:
       if error.pos < len(body):
-        return None
+        return None, start
     except (ValueError, RecursionError):
-      return None
+      return None, start
     else:
-      return value
-  return None
+      return value, end
+  return None, start

@@ -15,10 +15,12 @@ would drop or trim the text of an earlier message.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import os.path
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from anysearch_jax import types
 from anysearch_jax.environment import protocol, spec
@@ -58,9 +60,16 @@ class SampledTurn(NamedTuple):
   number: int
 
 
-# Messages that a message which the session returned stands for: turns of the
-# policy, and what the program did not see between them.
-Written = Sequence[SampledTurn | turns.Message]
+class Line(NamedTuple):
+  """A text that the session adds as the user, unseen by the program."""
+
+  text: str
+
+
+# What a message stands for that the session returned: turns of the policy, and
+# what the program did not see between them.
+Written = Sequence[SampledTurn | Line]
+Entry = SampledTurn | turns.Message
 Piece = str | SampledTurn
 
 
@@ -84,10 +93,16 @@ class Segment:
   Attributes:
     episode: the tokens with their authors, and what they cost.
     pieces: what a conversation begins with if it continues this segment.
+    landed: whether the policy was asked for its answer here.
+    asked: the pieces of the request that the last reply answered.
+    earlier: the segment before that request; None if the request began it.
   """
 
   episode: episode_state.Episode
   pieces: tuple[Piece, ...] = ()
+  landed: bool = False
+  asked: tuple[Piece, ...] = ()
+  earlier: Segment | None = None
 
   def continuation(self, pieces: Sequence[Piece]) -> list[str] | None:
     """Returns the texts that pieces add to the segment.
@@ -123,33 +138,15 @@ def _canonical(arguments: str) -> str:
     return arguments
 
 
-def longest(segments: Sequence[Segment], pieces: Sequence[Piece]) -> int | None:
-  """Returns the index of the longest segment that pieces continue, or None.
-
-  Args:
-    segments: the segments of a session.
-    pieces: those of a conversation.
-  """
-  lengths = [
-    -1 if segment.continuation(pieces) is None else len(segment.pieces)
-    for segment in segments
-  ]
-  best = max(lengths, default=-1)
-  return None if best < 0 else lengths.index(best)
-
-
 def read(
-  messages: Sequence[turns.Message],
-  written: Mapping[turns.Message, Sequence[Written]],
+  entries: Sequence[Entry],
   tools: Sequence[Mapping[str, Any]],
   codec: Codec,
 ) -> Conversation:
   """Returns a conversation in the policy's chat template.
 
   Args:
-    messages: the program's conversation.
-    written: for each message that the session returned, by `key_of`, what it
-      stands for, at each time that it was returned.
+    entries: the conversation, see `resolved`.
     tools: the functions that the policy may call.
     codec: renders the conversation.
 
@@ -157,25 +154,55 @@ def read(
     ValueError: the template takes no such conversation.
   """
   rendered: list[dict[str, Any]] = []
-  for entry in _resolved(messages, written):
+  for entry in entries:
     if isinstance(entry, SampledTurn):
       place = f"{_OPENS}{entry.number}{_CLOSES}"
       rendered.append({"role": "assistant", "content": place})
     else:
       rendered.append(_template_message(entry, codec.control_tokens))
-  text = codec.render_messages(
-    rendered, [{"type": "function", "function": dict(tool)} for tool in tools]
-  )
+  functions = [
+    {
+      "type": "function",
+      "function": _safe_values(dict(tool), codec.control_tokens),
+    }
+    for tool in tools
+  ]
+  text = codec.render_messages(rendered, functions)
+  # Codecs are hashed by their identity.
+  earlier_header, header = _headers(cast(Hashable, codec))
   parts = _PLACE.split(text)  # Texts alternate with the numbers of turns.
-  pieces: list[Piece] = [parts[0]]
-  for number, following in zip(parts[1::2], parts[2::2]):
-    pieces += [SampledTurn(int(number)), following]
-  return Conversation(tuple(pieces), tuple(codec.encode_prompt(parts[0])))
+  pieces: list[Piece] = []
+  for before_turn, number in zip(parts[::2], parts[1::2]):
+    # A turn was sampled after the header of a new message.
+    before_turn = before_turn.removesuffix(earlier_header) + header
+    pieces += [before_turn, SampledTurn(int(number))]
+  pieces.append(parts[-1])
+  prompt = pieces[0]
+  assert isinstance(prompt, str)
+  return Conversation(tuple(pieces), tuple(codec.encode_prompt(prompt)))
+
+
+@functools.lru_cache(maxsize=8)
+def _headers(codec: Any) -> tuple[str, str]:
+  """Returns how the template begins an earlier turn, and the next one.
+
+  They may differ: a template may end in `<think>`, and drop it from earlier
+  messages. Both are "" if they do not.
+  """
+  user = {"role": "user", "content": "x"}
+  place = {"role": "assistant", "content": f"{_OPENS}0{_CLOSES}"}
+  try:
+    prompt = codec.render_messages([user])
+    longer = codec.render_messages([user, place, user])
+  except ValueError:
+    return "", ""
+  earlier_prompt = _PLACE.split(longer)[0]
+  common = os.path.commonprefix([prompt, earlier_prompt])
+  return earlier_prompt[len(common) :], prompt[len(common) :]
 
 
 def read_in_tags(
-  messages: Sequence[turns.Message],
-  written: Mapping[turns.Message, Sequence[Written]],
+  entries: Sequence[Entry],
   environment: spec.Environment,
   codec: Codec,
 ) -> Conversation:
@@ -185,11 +212,11 @@ def read_in_tags(
   says, is text of the one turn that the policy continues, as in the paper.
 
   Args:
-    messages, written, codec: as for `read`.
+    entries: the conversation, see `resolved`.
     environment: says how the prompt is rendered.
+    codec: renders the prompt.
   """
   system = ""
-  entries = _resolved(messages, written)
   first = entries[0] if entries else None
   if isinstance(first, turns.Message) and first.role == "system":
     system = _safe(first.content, codec.control_tokens)
@@ -222,26 +249,50 @@ def read_in_tags(
   return Conversation(tuple(pieces), tuple(ids))
 
 
-def _resolved(
+def resolved(
   messages: Sequence[turns.Message],
   written: Mapping[turns.Message, Sequence[Written]],
-) -> list[SampledTurn | turns.Message]:
+  hidden: Written = (),
+  own_turns: Collection[Piece] | None = None,
+) -> list[Entry]:
   """Returns messages, with the turns that the session returned in their place.
 
-  A message that was returned several times stands for these times in order.
+  A line follows a message of the user as another paragraph, because templates
+  may refuse two messages of a user in a row.
+
+  Args:
+    messages: the program's conversation.
+    written: for each message that the session returned, by `key_of`, what it
+      stands for, at each time that it was returned.
+    hidden: what follows the conversation, unseen by the program.
+    own_turns: the turns that a message stands for if it was returned several
+      times; None: these times in order.
   """
-  resolved: list[SampledTurn | turns.Message] = []
+  parts: list[Entry | Line] = []
   occurrences: dict[turns.Message, int] = {}
   for message in messages:
     key = key_of(message)
     times = written.get(key)
     if times is None:
-      resolved.append(message)
+      parts.append(message)
       continue
+    if own_turns is not None:
+      own_times = [time for time in times if time[-1] in own_turns]
+      times = own_times or times
     occurrence = occurrences.get(key, 0)
     occurrences[key] = occurrence + 1
-    resolved += times[min(occurrence, len(times) - 1)]
-  return resolved
+    parts += times[min(occurrence, len(times) - 1)]
+  entries: list[Entry] = []
+  for part in [*parts, *hidden]:
+    last = entries[-1] if entries else None
+    if not isinstance(part, Line):
+      entries.append(part)
+    elif isinstance(last, turns.Message) and last.role == "user":
+      content = f"{last.content}\n\n{part.text}"
+      entries[-1] = dataclasses.replace(last, content=content)
+    else:
+      entries.append(turns.Message("user", part.text))
+  return entries
 
 
 def _safe(text: str, control_tokens: Sequence[str]) -> str:
@@ -271,10 +322,26 @@ def _template_call(
   call: turns.Call, control_tokens: Sequence[str]
 ) -> dict[str, Any]:
   """Returns a call as chat templates take it, its arguments as an object."""
-  text = _safe(call.arguments, control_tokens)
   try:
-    arguments = json.loads(text)
+    arguments = json.loads(call.arguments)
   except (ValueError, RecursionError):
-    arguments = text  # Templates print a text as it is.
-  function = {"name": call.name, "arguments": arguments}
+    arguments = call.arguments  # Templates print a text as it is.
+  function = {
+    "name": _safe(call.name, control_tokens),
+    "arguments": _safe_values(arguments, control_tokens),
+  }
   return {"id": call.id, "type": "function", "function": function}
+
+
+def _safe_values(values: Any, control_tokens: Sequence[str]) -> Any:
+  """Returns JSON values whose texts are safe, see `_safe`."""
+  if isinstance(values, str):
+    return _safe(values, control_tokens)
+  if isinstance(values, Mapping):
+    return {
+      _safe(str(name), control_tokens): _safe_values(value, control_tokens)
+      for name, value in values.items()
+    }
+  if isinstance(values, list | tuple):
+    return [_safe_values(value, control_tokens) for value in values]
+  return values

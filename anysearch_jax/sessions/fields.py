@@ -40,7 +40,7 @@ class Function(pydantic.BaseModel):
   """A tool of the program."""
 
   type: Literal["function"] = "function"
-  name: Annotated[str, pydantic.Field(min_length=1)]
+  name: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
   description: str | None = None
   # JsonValue refuses deep nesting, at which writers of JSON would fail.
   parameters: dict[str, pydantic.JsonValue] | None = None

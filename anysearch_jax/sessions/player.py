@@ -29,27 +29,24 @@ _MISUSES = {
 class ProgramPlayer:
   """A `driver.Player`: a program, and the endpoint that it talks to.
 
-  The endpoint opens with the first episode.
+  The endpoint is open until `close`.
 
   Args:
     config: the settings of programs.
     sampling: how the run samples.
-    at_once: number of episodes that are played at a time.
 
   Attributes:
     counters: `sessions` and what they count, see `session.Session`, and the
       refusals of the endpoint.
 
   Raises:
-    ValueError: there is no such program.
+    ValueError: there is no such program, or the port is not free.
   """
 
   def __init__(
     self,
     config: config_lib.AgentsConfig,
     sampling: config_lib.SamplingConfig,
-    *,
-    at_once: int,
   ):
     self.counters: Counter[str] = Counter()
     self._config = config
@@ -59,11 +56,13 @@ class ProgramPlayer:
       "presence_penalty": 0.0,
       "frequency_penalty": 0.0,
     }
-    self._program = programs.open_program(config.program, at_once=at_once)
+    self._program = programs.open_program(config.program)
     self._sessions: dict[str, session.Session] = {}
     self._endpoint = endpoint.Endpoint(self, model=_MODEL)
-    self._opening = asyncio.Lock()
-    self._address = ""
+    self._address = config.address.rstrip("/")
+    base = loop.run(self._endpoint.open(config.host, port=config.port))
+    if not self._address:
+      self._address = base
 
   def find(self, session_id: str) -> session.Session | None:
     return self._sessions.get(session_id)
@@ -99,7 +98,6 @@ class ProgramPlayer:
       inflight: notes the turns that the session waits for.
       deadline: seconds that the episode may take.
     """
-    base = await self._open()
     codec = parts.codec
     if not isinstance(codec, conversation.Codec):
       raise ValueError(
@@ -122,7 +120,7 @@ class ProgramPlayer:
     )
     self.counters["sessions"] += 1
     self._sessions[opened.id] = opened
-    url = f"{base}/sessions/{opened.id}"
+    url = f"{self._address}/sessions/{opened.id}"
     task = programs.Task(
       base_url=f"{url}/v1",
       api_key=opened.key,
@@ -146,23 +144,15 @@ class ProgramPlayer:
         "(agents.deadline).",
       )
     except programs.ProgramError as error:
-      opened.spoil("program", f"The program failed: {error}.")
-    except turns.RefusedError:
-      pass  # It reported before, so the session is spoiled.
+      # A program need not handle the refusal of a spent budget.
+      if not opened.is_refused:
+        opened.spoil("program", f"The program failed: {error}.")
+    except turns.RefusedError as error:
+      opened.spoil("report", error.message)
     finally:
       del self._sessions[opened.id]
       trajectory = opened.trajectory()
     return trajectory
-
-  async def _open(self) -> str:
-    """Opens the endpoint once; returns its address for programs."""
-    async with self._opening:
-      if not self._address:
-        base = await self._endpoint.open(
-          self._config.host, port=self._config.port
-        )
-        self._address = self._config.address.rstrip("/") or base
-    return self._address
 
   def close(self) -> None:
     """Ends the programs and closes the endpoint."""

@@ -8,12 +8,10 @@ may be its answer or its reward; a program that returns nothing reports by
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import inspect
 import json
-import math
 import os
 import pathlib
 import shlex
@@ -21,7 +19,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import httpx2
@@ -98,12 +96,8 @@ class Program(Protocol):
     """Ends what still runs."""
 
 
-def open_program(name: str, *, at_once: int) -> Program:
+def open_program(name: str) -> Program:
   """Returns a program by its name, see `config.AgentsConfig.program`.
-
-  Args:
-    name: a command, an address, or a function of the user's.
-    at_once: number of tasks that are played at a time.
 
   Raises:
     ValueError: there is no such command or function.
@@ -112,7 +106,7 @@ def open_program(name: str, *, at_once: int) -> Program:
     return Service(name)
   if plugins.is_name(name) and not any(map(str.isspace, name)):
     loaded = plugins.load(name, setting=_SETTING, expected="a function (task)")
-    return Function(loaded.value, name=name, at_once=at_once)
+    return Function(loaded.value)
   return Command(name)
 
 
@@ -132,7 +126,7 @@ def report_of(value: Any) -> turns.Report:
       return turns.Report(answer=value)
     case bool():
       return turns.Report(reward=float(value))
-    case int() | float() if math.isfinite(value):
+    case int() | float() if abs(value) <= turns.LARGEST_REWARD:
       return turns.Report(reward=float(value))
     case Mapping() if {*value} <= {"answer", "reward"}:
       answer = report_of(value.get("answer")).answer
@@ -149,23 +143,16 @@ class Function:
   """A function of the user's, called in threads of its own.
 
   A coroutine function runs in an event loop of its own, so that nothing that it
-  does holds up the run's.
+  does holds up the run's. Threads are daemons: a function that hangs holds up
+  no end of the process.
 
   Args:
     function: called with the task.
-    name: its name, for messages.
-    at_once: number of calls at a time.
   """
 
-  def __init__(
-    self, function: Callable[[Task], Any], *, name: str, at_once: int
-  ):
+  def __init__(self, function: Callable[[Task], Any]):
     self._function = function
-    self._name = name
     self._loop: asyncio.AbstractEventLoop | None = None
-    self._threads = concurrent.futures.ThreadPoolExecutor(
-      at_once, thread_name_prefix="program"
-    )
     if inspect.iscoroutinefunction(function):
       self._loop = asyncio.new_event_loop()
       thread = threading.Thread(
@@ -174,29 +161,68 @@ class Function:
       thread.start()
 
   async def play(self, task: Task) -> turns.Report:
-    try:
-      if self._loop is not None:
-        coroutine: Coroutine[Any, Any, Any] = self._function(task)
-        value = await asyncio.wrap_future(
-          asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        )
-      else:
-        running = asyncio.get_running_loop()
-        value = await running.run_in_executor(
-          self._threads, self._function, task
-        )
-    except Exception as error:  # The user's code may raise any error.
-      raise ProgramError(
-        f"{type(error).__name__}: {str(error)[:_QUOTED_CHARACTERS]}"
-      ) from error
+    running = asyncio.get_running_loop()
+    if self._loop is None:
+      future = running.create_future()
+      thread = threading.Thread(
+        target=self._call,
+        args=(task, running, future),
+        name="program",
+        daemon=True,
+      )
+      thread.start()
+      value, error = await future
+    else:
+      value, error = await asyncio.wrap_future(
+        asyncio.run_coroutine_threadsafe(self._awaited(task), self._loop)
+      )
+    if error:
+      raise ProgramError(error)
     return report_of(value)
+
+  def _call(
+    self,
+    task: Task,
+    caller_loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[tuple[Any, str]],
+  ) -> None:
+    """Calls the function, and hands over its value, or its error as text."""
+    try:
+      outcome = (self._function(task), "")
+    except BaseException as error:  # The user's code may raise anything.
+      outcome = (None, _sentence(error))
+
+    def set_result() -> None:
+      if not future.done():
+        future.set_result(outcome)
+
+    with contextlib.suppress(RuntimeError):  # The loop has ended.
+      caller_loop.call_soon_threadsafe(set_result)
+
+  async def _awaited(self, task: Task) -> tuple[Any, str]:
+    """Awaits the function; returns its value, or its error as text."""
+    current_task = asyncio.current_task()
+    assert current_task is not None
+    try:
+      return await self._function(task), ""
+    except BaseException as error:
+      # It was cancelled from outside: the episode has ended.
+      if isinstance(error, asyncio.CancelledError) and (
+        current_task.cancelling()
+      ):
+        raise
+      return None, _sentence(error)
 
   async def close(self) -> None:
     if self._loop is not None:
       # Clients that a program left open would complain at the end.
       self._loop.set_exception_handler(lambda loop, context: None)
       self._loop.call_soon_threadsafe(self._loop.stop)
-    self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _sentence(error: BaseException) -> str:
+  """Returns an error of the user's code as text."""
+  return f"{type(error).__name__}: {str(error)[:_QUOTED_CHARACTERS]}"
 
 
 class Service:
@@ -229,7 +255,7 @@ class Service:
           f"it answered with status {response.status_code}: {quoted}"
         )
       return report_of(json.loads(body or b"{}"))
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
       raise ProgramError(f"{type(error).__name__}: {error}") from error
     except (ValueError, RecursionError) as error:
       raise ProgramError(f"its answer is no JSON ({error})") from error
@@ -265,39 +291,49 @@ class Command:
   async def play(self, task: Task) -> turns.Report:
     bound = pathlib.Path(parent_bound.__file__)
     command = [sys.executable, "-I", str(bound), str(os.getpid())]
-    process = await asyncio.create_subprocess_exec(
-      *command,
-      *self._arguments,
-      stdin=asyncio.subprocess.PIPE,
-      stdout=asyncio.subprocess.PIPE,
-      stderr=asyncio.subprocess.STDOUT,
-      env=os.environ | task.variables(),
-      start_new_session=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
     try:
-      reading = asyncio.ensure_future(_last_bytes(process.stdout))
+      process = await asyncio.create_subprocess_exec(
+        *command,
+        *self._arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=os.environ | task.variables(),
+        start_new_session=True,
+      )
+    except OSError as error:
+      raise ProgramError(f"it could not be started ({error})") from error
+    assert process.stdin is not None and process.stdout is not None
+    output = b""
+    reading = asyncio.ensure_future(_last_bytes(process.stdout))
+    try:
       with contextlib.suppress(ConnectionError):  # It need not read its input.
         process.stdin.write(json.dumps(task.values()).encode())
         await process.stdin.drain()
       process.stdin.close()
       status = await process.wait()
-      output = await reading
     finally:
-      # Also the processes that it started.
+      # Also the processes that it started, which may hold its output open.
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+      await asyncio.wait([reading], timeout=_END_SECONDS)
+      if reading.done() and not reading.cancelled():
+        output = reading.result()
+      reading.cancel()
+      # A child in a session of its own may still hold the pipe.
+      process._transport.close()  # type: ignore[attr-defined]
     if status != 0:
-      raise ProgramError(f"it ended with status {status}: {output}")
+      text = output.decode(errors="replace").strip()[-_QUOTED_CHARACTERS:]
+      raise ProgramError(f"it ended with status {status}: {text}")
     return turns.Report()
 
   async def close(self) -> None:
     pass
 
 
-async def _last_bytes(stream: asyncio.StreamReader) -> str:
-  """Reads a stream to its end and returns its last bytes as text."""
+async def _last_bytes(stream: asyncio.StreamReader) -> bytes:
+  """Reads a stream to its end and returns its last bytes."""
   end = b""
   while not stream.at_eof():
     end = (end + await stream.read(_READ_BYTES))[-_KEPT_BYTES:]
-  return end.decode(errors="replace").strip()[-_QUOTED_CHARACTERS:]
+  return end

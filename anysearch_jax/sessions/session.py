@@ -25,7 +25,7 @@ import json
 import math
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,26 +38,41 @@ from anysearch_jax.sessions import conversation, turns
 
 _KEY_BYTES = 24
 _END_OF_REASONING = "</think>"
-# Stands at a conversation's end for what the program does not see.
-_HIDDEN = turns.Message("assistant", "", call_id="hidden")
 
 
 class _Turn(NamedTuple):
   """A sampled turn.
 
   Attributes:
-    text: what the policy wrote.
     calls: the calls of tools in it.
     content: the text before the first call.
     charged: the queries of the calls that the budget pays for.
     is_cut: whether a limit on tokens ended it.
   """
 
-  text: str
   calls: tuple[turns.Call, ...]
   content: str
   charged: tuple[str, ...]
   is_cut: bool
+
+
+class _Place(NamedTuple):
+  """Where a request belongs.
+
+  Attributes:
+    slot: index of the segment, which may be new.
+    waiting: the segment with the texts that the request adds.
+    base: the segment without them; None if the request begins it.
+    replaced: the segment in this place, if its last reply is not the one that
+      the program goes on from.
+    taken: the segment that was put aside and is taken up again, if one is.
+  """
+
+  slot: int
+  waiting: conversation.Segment
+  base: conversation.Segment | None = None
+  replaced: conversation.Segment | None = None
+  taken: conversation.Segment | None = None
 
 
 class Session:
@@ -75,8 +90,8 @@ class Session:
     config: the settings of programs.
     sampling: sampling parameters of the run, by OpenAI's names; requests that
       name others are counted and get these.
-    counters: counts `turns`, `forks`, `landings`, `refusals`, and the reasons
-      why sessions are spoiled.
+    counters: counts `turns`, `forks`, `landings`, `refusals`,
+      `turns_asked_again`, and the reasons why sessions are spoiled.
     inflight: notes the turns that the session waits for.
     seconds: how long the episode may take.
 
@@ -134,8 +149,9 @@ class Session:
     self._sampled_turns: list[tuple[str, Sequence[int]]] = []
     self._ends: dict[conversation.Piece, str] = {}
     self._in_tags = parts.config.prompts != "program"
-    self._dropped = episode_state.Spending()
-    self._landed = False
+    # Segments by another reply to the last request than the program took, with
+    # the index of the segment in their place.
+    self._aside: list[tuple[int, conversation.Segment]] = []
     self._violation = False
     self._limit = ""  # The limit that ended the episode, in a sentence.
     self._is_over = False
@@ -151,7 +167,7 @@ class Session:
   def budget_headers(self) -> Mapping[str, str]:
     headers = {"x-budget": str(self.budget)}
     if self.budget.searches < budgets.UNCAPPED:
-      spent = _spent(self._segments, self._dropped).searches
+      spent = self._spent().searches
       headers["x-budget-left"] = str(max(0, self.budget.searches - spent))
     return headers
 
@@ -174,8 +190,28 @@ class Session:
         status=409,
         code="outcome_reported",
       )
+    if report.reward is not None and not (
+      abs(report.reward) <= turns.LARGEST_REWARD
+    ):
+      raise turns.RefusedError(
+        f"reward: found {report.reward}, expected a number of at most "
+        f"{turns.LARGEST_REWARD:g}.",
+        param="reward",
+      )
     self._report = report
     self._is_over = True
+    self._end_pending()
+
+  @property
+  def is_refused(self) -> bool:
+    """Whether the program was refused because a limit was reached."""
+    return bool(self._limit)
+
+  def _end_pending(self) -> None:
+    """Ends the turn that is sampled, if any."""
+    self._is_closed = True
+    if self._pending is not None:
+      self._pending.cancel()
 
   async def turn(self, request: turns.TurnRequest) -> turns.TurnReply:
     async with self._lock:
@@ -193,12 +229,10 @@ class Session:
         code="session_ended",
       )
     if self._turn_count >= self._config.turns:
-      self.spoil(
-        "turns",
-        f"The program asked for more than {self._config.turns} turns "
-        "(agents.turns).",
+      self._limit = (
+        f"The episode had its {self._config.turns} turns (agents.turns)."
       )
-      self._check_open()
+      raise self._refusal(self._limit)
 
   def _refusal(self, sentence: str) -> turns.RefusedError:
     """Returns the error of a spent budget, and counts it."""
@@ -218,31 +252,40 @@ class Session:
       for name, value in request.sampling.items()
     ):
       self._counters["sampling_ignored"] += 1
+    if request.tools and self._config.tool not in _names(request):
+      self._counters["without_the_tool"] += 1
     messages = [*self._budget_message(), *request.messages]
+    place = self._place(messages, request.tools)
     # What this request adds that the program does not see.
-    hidden: list[conversation.SampledTurn | turns.Message] = []
-    line = turns.Message("user", self._blank.environment.over_budget)
+    hidden: list[conversation.SampledTurn | conversation.Line] = []
+    line = conversation.Line(self._blank.environment.over_budget)
+    segment = place.waiting
     while True:
-      index, segment = self._continued(messages, hidden, request.tools)
-      if not self._landed and self._must_land(segment.episode):
-        self._land()
+      waiting = self._within_limits(segment, place.slot)
+      prompt_tokens = waiting.tokens
+      event = None
+      if segment.landed or not self._must_land(waiting):
+        event = await self._sampled(waiting, request)
+      if event is None:
+        # Time, tokens or dollars only pay for the answer.
         hidden.append(line)
+        segment = self._landing(place, messages, hidden, request, segment)
         continue
-      prompt_tokens = segment.episode.tokens
       hidden.append(conversation.SampledTurn(self._turn_count))
-      segment, turn = await self._sampled(index, segment, request)
+      segment = self._recorded(place, segment, waiting, event)
+      turn = self._read(event, request)
       if not turn.charged or self._pays(segment.episode, len(turn.charged)):
         break
       self._violation = True
-      if self._landed:
+      if segment.landed:
         self._limit = (
           f"The budget of {self._blank.budget} calls of "
           f"{self._config.tool!r} is spent."
         )
         raise self._refusal(self._limit)
-      self._land()
       hidden.append(line)
-    self._segments[index] = _charged(segment, turn.charged)
+      segment = self._landing(place, messages, hidden, request, segment)
+    self._segments[place.slot] = _charged(segment, turn.charged)
     reply = turns.Message("assistant", turn.content, turn.calls)
     key = conversation.key_of(reply)
     self._written.setdefault(key, []).append(tuple(hidden))
@@ -253,10 +296,30 @@ class Session:
       written_tokens=segment.episode.turn_lengths[-1],
     )
 
-  def _land(self) -> None:
-    """Notes that the policy is asked for its answer."""
-    self._landed = True
+  def _landing(
+    self,
+    place: _Place,
+    messages: Sequence[turns.Message],
+    hidden: conversation.Written,
+    request: turns.TurnRequest,
+    segment: conversation.Segment,
+  ) -> conversation.Segment:
+    """Returns a segment that asks the policy for its answer.
+
+    Args:
+      place: where the request belongs.
+      messages: the program's conversation.
+      hidden: what follows, the line that asks last.
+      request: the program's request.
+      segment: the segment before that line.
+    """
     self._counters["landings"] += 1
+    own_turns: set[conversation.Piece] = {*place.waiting.pieces}
+    longer = self._as_read(messages, hidden, request.tools, own_turns)
+    # The line may be part of the message that the request ends with.
+    has_turn = any(isinstance(x, conversation.SampledTurn) for x in hidden)
+    landing = self._extended(segment if has_turn else place.base, longer)
+    return dataclasses.replace(landing, landed=True)
 
   def _budget_message(self) -> list[turns.Message]:
     """Returns the message that states the budget, if one does."""
@@ -270,126 +333,141 @@ class Session:
       return []
     return [turns.Message("system", f"Your budget: {', '.join(lines)}.")]
 
-  def _continued(
+  def _place(
     self,
     messages: Sequence[turns.Message],
-    hidden: conversation.Written,
     tools: Sequence[Mapping[str, object]],
-  ) -> tuple[int, conversation.Segment]:
-    """Returns the segment that a conversation continues, with its new text.
-
-    A conversation that continues none begins a new one. The segment is kept
-    once its turn is sampled.
+  ) -> _Place:
+    """Returns where a request belongs: to a segment, or to a new one.
 
     Args:
       messages: the program's conversation.
-      hidden: what follows, which the program does not see.
       tools: the functions that the policy may call.
-
-    Returns:
-      The segment's index, and the segment.
 
     Raises:
       turns.RefusedError: the template takes no such conversation, or the
         session would have too many segments.
     """
-    request = self._as_read(
-      [*_with_one_system(messages), _HIDDEN], hidden, tools
+    known = [*enumerate(self._segments), *self._aside]
+    is_ambiguous = any(
+      len(self._written.get(conversation.key_of(message), ())) > 1
+      for message in messages
     )
-    index = conversation.longest(self._segments, request.pieces)
-    if index is None:
-      index = self._drop_turn_before(request.pieces)
-    if index is None:
-      if len(self._segments) >= self._config.segments:
-        self.spoil(
-          "segments",
-          "The program rewrote its conversation more often than "
-          f"agents.segments={self._config.segments} allows.",
-        )
-        self._check_open()
-      index = len(self._segments)
-      waiting = dataclasses.replace(
-        self._blank, chunks=self._first_chunks(request)
+    plain = self._as_read(messages, (), tools, None)
+    requests = [plain] * len(known)
+    if is_ambiguous:
+      requests = [
+        self._as_read(messages, (), tools, {*segment.pieces})
+        for _, segment in known
+      ]
+    lengths = [
+      -1
+      if segment.continuation(request.pieces) is None
+      else len(segment.pieces)
+      for (_, segment), request in zip(known, requests)
+    ]
+    longest = max(lengths, default=-1)
+    if longest >= 0:
+      number = lengths.index(longest)
+      slot, segment = known[number]
+      waiting = self._extended(segment, requests[number])
+      if number < len(self._segments):
+        return _Place(slot, waiting, segment)
+      if self._segments[slot].asked == segment.asked:
+        return _Place(slot, waiting, segment, self._segments[slot], segment)
+    for slot, segment in enumerate(self._segments):
+      if segment.asked == plain.pieces:
+        base = segment.earlier
+        return _Place(slot, self._extended(base, plain), base, segment)
+    if len(self._segments) >= self._config.segments:
+      self.spoil(
+        "segments",
+        "The program rewrote its conversation more often than "
+        f"agents.segments={self._config.segments} allows.",
       )
-    else:
-      waiting = self._with_texts(self._segments[index], request)
+      self._check_open()
+    return _Place(len(self._segments), self._extended(None, plain))
+
+  def _within_limits(
+    self, segment: conversation.Segment, index: int
+  ) -> episode_state.Episode:
+    """Returns a segment's episode with what the others leave to it."""
     others = [*self._segments]
     del others[index : index + 1]
     other_tokens = sum(other.episode.tokens for other in others)
     limits = self._parts.config
-    waiting = dataclasses.replace(
-      waiting,
+    return dataclasses.replace(
+      segment.episode,
       # The limit is on the tokens of all segments.
       config=dataclasses.replace(
         limits, max_context=limits.max_context - other_tokens
       ),
-      discarded=_spent(others, self._dropped),
-      landing=self._landed,
+      discarded=self._spent(without=index),
+      landing=segment.landed,
       elapsed=self._clock() - self._started,
     )
-    return index, conversation.Segment(waiting, request.pieces)
 
-  def _drop_turn_before(
-    self, pieces: Sequence[conversation.Piece]
-  ) -> int | None:
-    """Drops the turn that a request asks for again.
+  def _spent(self, without: int | None = None) -> episode_state.Spending:
+    """Returns what all segments cost but for one, and those put aside."""
+    costs = [
+      _cost(segment)
+      for index, segment in enumerate(self._segments)
+      if index != without
+    ]
+    return _total([*costs, *map(_last_cost, self._set_aside)])
 
-    The program went on from another reply, so the first one led nowhere. It is
-    charged, and not trained on.
-
-    Returns:
-      The index of the segment that lost its last turn; None if there is none.
-    """
-    for index, segment in enumerate(self._segments):
-      if segment.pieces[:-1] != tuple(pieces):
-        continue
-      state = segment.episode
-      *chunks, turn = state.chunks
-      calls = [o for o in state.observations if o.turn == state.turns - 1]
-      context_length = state.tokens - len(turn.token_ids)
-      self._dropped = self._dropped._replace(
-        searches=self._dropped.searches + len(calls),
-        written_tokens=self._dropped.written_tokens + len(turn.token_ids),
-        read_tokens=self._dropped.read_tokens + context_length,
-      )
-      kept_calls = state.observations[: len(state.observations) - len(calls)]
-      shorter = dataclasses.replace(
-        state, chunks=tuple(chunks), observations=kept_calls, experts=None
-      )
-      self._segments[index] = conversation.Segment(shorter, tuple(pieces))
-      self._counters["turns_asked_again"] += 1
-      return index
-    return None
+  @property
+  def _set_aside(self) -> list[conversation.Segment]:
+    """The segments whose last reply the program did not take."""
+    return [segment for _, segment in self._aside]
 
   def _as_read(
     self,
     messages: Sequence[turns.Message],
     hidden: conversation.Written,
     tools: Sequence[Mapping[str, object]],
+    own_turns: Collection[conversation.Piece] | None,
   ) -> conversation.Conversation:
-    """Returns a conversation as the policy reads it; see `_continued`."""
-    written = {**self._written, _HIDDEN: [hidden]}
+    """Returns a conversation as the policy reads it.
+
+    Args:
+      messages: the program's conversation.
+      hidden: what follows, which the program does not see.
+      tools: the functions that the policy may call.
+      own_turns: which turns a message stands for that was returned several
+        times; None: in the order of their times.
+    """
+    entries = conversation.resolved(
+      _with_one_system(messages), self._written, hidden, own_turns
+    )
     try:
       if self._in_tags:
         return conversation.read_in_tags(
-          messages, written, self._blank.environment, self._codec
+          entries, self._blank.environment, self._codec
         )
-      return conversation.read(messages, written, tools, self._codec)
+      return conversation.read(entries, tools, self._codec)
     except ValueError as error:
       raise turns.RefusedError(str(error), param="messages") from error
 
-  def _with_texts(
-    self, segment: conversation.Segment, request: conversation.Conversation
-  ) -> episode_state.Episode:
-    """Returns a segment's episode with the texts that a request adds."""
+  def _extended(
+    self,
+    segment: conversation.Segment | None,
+    request: conversation.Conversation,
+  ) -> conversation.Segment:
+    """Returns a segment with the texts that a request adds; None begins one."""
+    if segment is None:
+      chunks = self._first_chunks(request)
+      state = dataclasses.replace(self._blank, chunks=chunks)
+      return conversation.Segment(state, request.pieces)
     texts = segment.continuation(request.pieces)
-    if not texts:
-      return segment.episode
-    end = self._ends.get(segment.pieces[-1], "")
-    text = "".join([texts[0].removeprefix(end), *texts[1:]])
-    chunk = episode.environment_chunk(self._blank, text)
-    chunks = (*segment.episode.chunks, chunk)
-    return dataclasses.replace(segment.episode, chunks=chunks)
+    assert texts is not None
+    chunks = segment.episode.chunks
+    if texts:
+      end = self._ends.get(segment.pieces[-1], "")
+      text = "".join([texts[0].removeprefix(end), *texts[1:]])
+      chunks += (episode.environment_chunk(self._blank, text),)
+    state = dataclasses.replace(segment.episode, chunks=chunks)
+    return dataclasses.replace(segment, episode=state, pieces=request.pieces)
 
   def _first_chunks(
     self, request: conversation.Conversation
@@ -427,26 +505,17 @@ class Session:
     return is_late or (self._turn_count > 0 and waiting.is_spent)
 
   async def _sampled(
-    self,
-    index: int,
-    segment: conversation.Segment,
-    request: turns.TurnRequest,
-  ) -> tuple[conversation.Segment, _Turn]:
-    """Samples a turn and keeps its segment.
-
-    Args:
-      index: index of the segment, which may be new.
-      segment: what the turn reads.
-      request: the program's request.
-
-    Returns:
-      The segment with the turn, and what the turn says.
+    self, waiting: episode_state.Episode, request: turns.TurnRequest
+  ) -> types.Generation | None:
+    """Samples a turn; None if the time before the landing is over.
 
     Raises:
-      turns.RefusedError: a limit leaves no room for a token.
+      turns.RefusedError: a limit leaves no room for a token, or the session
+        has ended.
       types.EngineError: the engine could not sample.
     """
-    waiting = segment.episode
+    if self._is_closed:
+      raise _ended()
     if reason := waiting.reached_limit:
       self._limit = reason
       raise self._refusal(reason)
@@ -466,10 +535,10 @@ class Session:
       max_tokens=min(limits),
       stop=stops,
     )
+    share = 1.0 if waiting.landing else driver.LANDING
+    until = self._started + self._seconds * share
     self._pending = asyncio.ensure_future(
-      driver.answer_request(
-        generate, self._parts, until=self._started + self._seconds
-      )
+      driver.answer_request(generate, self._parts, until=until)
     )
     with self._inflight.waiting(generate):
       try:
@@ -477,38 +546,73 @@ class Session:
       except asyncio.CancelledError:
         if not self._is_closed:
           raise
-        raise turns.RefusedError(
-          "The session ended while it sampled this turn.",
-          status=409,
-          code="session_ended",
-        ) from None
-    if event is None:
+        raise _ended() from None
+    if event is None and waiting.landing:
       self._limit = f"The {self._seconds:g} seconds of the episode are over."
       raise self._refusal(self._limit)
     if isinstance(event, episode_state.Failure):
       self.spoil("engine", event.reason)
       raise types.EngineError(event.reason)
-    assert isinstance(event, types.Generation)
+    assert event is None or isinstance(event, types.Generation)
+    return event
+
+  def _recorded(
+    self,
+    place: _Place,
+    segment: conversation.Segment,
+    waiting: episode_state.Episode,
+    generation: types.Generation,
+  ) -> conversation.Segment:
+    """Keeps a segment with the turn that it waited for, and returns it.
+
+    Args:
+      place: where the request belongs.
+      segment: the segment before the turn.
+      waiting: its episode.
+      generation: the turn.
+
+    Raises:
+      types.EngineError: the turn's tokens cannot be told from each other.
+    """
+    expected = types.GenerateRequest(
+      waiting.address,
+      self._turn_count,
+      waiting.context,
+      max_tokens=len(generation.token_ids),
+      stop=(),
+    )
     try:
       recorded = episode.record_turn(
-        dataclasses.replace(waiting, request=generate), event
+        dataclasses.replace(waiting, request=expected), generation
       )
     except ValueError as error:
-      # Its tokens cannot be told from each other: they are not guessed.
       self.spoil("mismatched", str(error))
       raise types.EngineError(str(error)) from error
     turn = conversation.SampledTurn(self._turn_count)
-    last = event.token_ids[-1]
+    last = generation.token_ids[-1]
     if last in self._codec.end_of_turn_ids:
       # The template writes it too.
       self._ends[turn] = self._codec.transcript((last,))
-    self._sampled_turns.append((event.text, event.token_ids))
-    sampled = conversation.Segment(recorded, (*segment.pieces, turn))
-    if index == len(self._segments):
-      self._counters["forks"] += bool(index)
-      self._segments.append(sampled)
-    self._segments[index] = sampled
-    return sampled, self._read(event, request)
+    self._sampled_turns.append((generation.text, generation.token_ids))
+    longer = dataclasses.replace(
+      segment,
+      episode=recorded,
+      pieces=(*segment.pieces, turn),
+      asked=place.waiting.pieces,
+      earlier=place.base,
+    )
+    if place.slot == len(self._segments):
+      self._counters["forks"] += bool(place.slot)
+      self._segments.append(longer)
+    elif place.replaced is not None and (
+      self._segments[place.slot] is place.replaced
+    ):
+      self._counters["turns_asked_again"] += place.taken is None
+      self._aside.append((place.slot, place.replaced))
+      if place.taken is not None:
+        self._aside.remove((place.slot, place.taken))
+    self._segments[place.slot] = longer
+    return longer
 
   def _read(
     self, generation: types.Generation, request: turns.TurnRequest
@@ -516,78 +620,99 @@ class Session:
     """Returns the calls in a turn: of its tools, or in the run's own tags."""
     text = generation.text
     is_cut = generation.finish is types.Finish.LENGTH
-    if not request.tools:
-      action = self._blank.environment.action(text)
-      searches = (
-        action is not None
-        and action.kind is protocol.ActionKind.SEARCH
-        and bool(action.content)
-      )
-      queries: tuple[str, ...] = ()
-      if action is not None and searches:
-        queries = (action.content,)
-      return _Turn(text, (), _before_stop(text, request.stop), queries, is_cut)
-    names = [str(tool["name"]) for tool in request.tools]
+    names = _names(request)
+    if self._in_tags:
+      return self._read_in_tags(text, request, is_cut)
     start = 0
     if _END_OF_REASONING in text:
       start = text.rindex(_END_OF_REASONING) + len(_END_OF_REASONING)
-    written = written_calls.find_all(text[start:], names)
-    calls = tuple(
-      turns.Call(
-        id=f"call_{self._turn_count}_{number}",
-        name=call.name,
-        arguments=json.dumps(call.arguments, ensure_ascii=False),
-      )
-      for number, call in enumerate(written)
-    )
-    content = text[: start + written[0].start] if written else text
+    calls: list[turns.Call] = []
+    content = text
+    for written in written_calls.find_all(text[start:], names):
+      try:
+        arguments = json.dumps(
+          written.arguments, ensure_ascii=False, allow_nan=False
+        )
+      except (TypeError, ValueError):
+        continue  # Arguments that are no JSON are no call.
+      if not calls:
+        content = text[: start + written.start]
+      calls.append(self._call(len(calls), written.name, arguments))
     charged = tuple(
       call.arguments for call in calls if call.name == self._config.tool
     )
-    return _Turn(
-      text, calls, _before_stop(content, request.stop), charged, is_cut
-    )
+    content = _before_stop(content, request.stop)
+    return _Turn(tuple(calls), content, charged, is_cut)
+
+  def _read_in_tags(
+    self, text: str, request: turns.TurnRequest, is_cut: bool
+  ) -> _Turn:
+    """Returns the search in a turn, by the tags of the run's environment."""
+    action = self._blank.environment.action(text)
+    content = _before_stop(text, request.stop)
+    if (
+      action is None
+      or action.kind is not protocol.ActionKind.SEARCH
+      or not action.content
+    ):
+      return _Turn((), content, (), is_cut)
+    calls: tuple[turns.Call, ...] = ()
+    if self._config.tool in _names(request):
+      arguments = json.dumps({"query": action.content}, ensure_ascii=False)
+      calls = (self._call(0, self._config.tool, arguments),)
+      opens = self._blank.environment.tool(action.tool).opens
+      content = text[: text.rindex(opens)]
+    return _Turn(calls, content, (action.content,), is_cut)
+
+  def _call(self, number: int, name: str, arguments: str) -> turns.Call:
+    """Returns a call of the newest turn."""
+    return turns.Call(f"call_{self._turn_count}_{number}", name, arguments)
 
   def _pays(self, turn: episode_state.Episode, calls: int) -> bool:
     """Returns whether the budget pays for calls, and for an answer."""
-    return turn.searches_left >= calls and turn.affords(protocol.SEARCH)
+    return turn.affords(protocol.SEARCH, calls)
 
   def trajectory(self) -> types.Trajectory:
     """Ends the session and returns its trajectory."""
     self._is_over = True
-    self._is_closed = True
-    if self._pending is not None:
-      self._pending.cancel()
+    self._end_pending()
     self._parts.engine.release(self._blank.address)
     report = self._report or turns.Report()
-    if not self._turn_count:
+    if not self._turn_count and not self._limit:
       self.spoil("no_turn", "The program asked the policy for no turn.")
     if self.reason:
       return self._blank.trajectory(types.Outcome.FAILED, self.reason)
+    if not self._segments:
+      return self._blank.trajectory(types.Outcome.TRUNCATED, self._limit)
+    # The answer is in the newest turn, which comes last.
+    by_age = sorted(self._segments, key=_newest_turn)
     parts = [
       dataclasses.replace(
         segment.episode, discarded=episode_state.Spending()
       ).trajectory(types.Outcome.ANSWERED)
-      for segment in self._segments
+      for segment in by_age
     ]
+    dropped = _total(list(map(_last_cost, self._set_aside)))
+    answer = report.answer
+    if self._limit and answer is None and not self._in_tags:
+      answer = ""  # The last turn was refused.
     seconds = 0.0
     if self._blank.caps.seconds < math.inf:
       seconds = self._clock() - self._started
     joined = _joined(parts)
     joined = dataclasses.replace(
       joined,
-      searches=joined.searches + self._dropped.searches,
+      searches=joined.searches + dropped.searches,
       violation=self._violation,
-      discarded_tokens=self._dropped.written_tokens,
-      discarded_input=self._dropped.read_tokens,
-      reported_answer=report.answer,
+      discarded_tokens=dropped.written_tokens,
+      discarded_input=dropped.read_tokens,
+      reported_answer=answer,
       reported_reward=report.reward,
       seconds=seconds,
     )
-    environment = self._blank.environment
-    answer = environment.judge(joined).answer
+    answer = self._blank.environment.judge(joined).answer
     outcome = types.Outcome.ANSWERED
-    if answer is None and report.reward is None:
+    if not answer and report == turns.Report():
       outcome = types.Outcome.INVALID
       if self._limit and not self._violation:
         outcome = types.Outcome.TRUNCATED
@@ -598,20 +723,55 @@ class Session:
     )
 
 
-def _spent(
-  segments: Sequence[conversation.Segment], dropped: episode_state.Spending
-) -> episode_state.Spending:
-  """Returns what segments and dropped turns cost together."""
-  episodes = [
-    dataclasses.replace(segment.episode, discarded=episode_state.Spending())
-    for segment in segments
-  ]
+def _names(request: turns.TurnRequest) -> list[str]:
+  """Returns the names of a request's tools."""
+  return [str(tool["name"]) for tool in request.tools]
+
+
+def _ended() -> turns.RefusedError:
+  return turns.RefusedError(
+    "The session ended while it sampled this turn.",
+    status=409,
+    code="session_ended",
+  )
+
+
+def _newest_turn(segment: conversation.Segment) -> int:
+  """Returns the number of the newest turn of a segment."""
+  return max(
+    piece.number
+    for piece in segment.pieces
+    if isinstance(piece, conversation.SampledTurn)
+  )
+
+
+def _cost(segment: conversation.Segment) -> episode_state.Spending:
+  """Returns what a segment cost by itself."""
+  alone = dataclasses.replace(
+    segment.episode, discarded=episode_state.Spending()
+  )
   return episode_state.Spending(
-    searches=dropped.searches + sum(state.searches_used for state in episodes),
-    written_tokens=dropped.written_tokens
-    + sum(state.written_tokens for state in episodes),
-    read_tokens=dropped.read_tokens
-    + sum(state.read_tokens for state in episodes),
+    alone.searches_used, alone.written_tokens, alone.read_tokens
+  )
+
+
+def _last_cost(segment: conversation.Segment) -> episode_state.Spending:
+  """Returns what the last reply of a segment cost."""
+  if segment.earlier is None:
+    return _cost(segment)
+  earlier_cost = _cost(segment.earlier)
+  return episode_state.Spending(
+    *(x - y for x, y in zip(_cost(segment), earlier_cost))
+  )
+
+
+def _total(
+  costs: Sequence[episode_state.Spending],
+) -> episode_state.Spending:
+  return episode_state.Spending(
+    searches=sum(cost.searches for cost in costs),
+    written_tokens=sum(cost.written_tokens for cost in costs),
+    read_tokens=sum(cost.read_tokens for cost in costs),
   )
 
 

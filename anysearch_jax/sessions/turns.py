@@ -10,6 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+# Rewards are summed and squared in float32.
+LARGEST_REWARD = 1e6
+
 
 @dataclasses.dataclass(frozen=True)
 class Call:

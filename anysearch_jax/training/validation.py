@@ -140,6 +140,13 @@ def validate(
     )
   if config.agents.program:
     _programs(config, method)
+    is_named = config.agents.port or config.agents.address
+    if processes > 1 and kind == "jax" and is_named:
+      raise ValueError(
+        f"agents.port, agents.address: found {config.agents.port} and "
+        f"{config.agents.address!r} with {processes} processes that sample, "
+        "expected 0 and nothing: each opens an endpoint of its own."
+      )
   if method.turns and (config.objective.has_critic or config.searchless):
     raise ValueError(
       f"method.name: {config.method.name!r} has advantages of turns; found "
@@ -180,6 +187,11 @@ def _programs(
       f"method.name: found {config.method.name!r} with agents.program; expected"
       " a system whose rewards are of whole episodes, without a course of its "
       "own: a program plays the episodes."
+    )
+  if config.objective.has_critic:
+    raise ValueError(
+      f"objective.advantage: found {config.objective.advantage!r} with "
+      "agents.program, expected 'group': a critic needs one context an episode."
     )
   batch = config.batch
   episodes = (

@@ -49,7 +49,8 @@ def family(request, tokenizers_folder):
 
 
 def read(codec, *messages):
-  return conversation.read(messages, WRITTEN, TOOLS, codec)
+  entries = conversation.resolved(messages, WRITTEN)
+  return conversation.read(entries, TOOLS, codec)
 
 
 def test_each_request_begins_with_the_pieces_of_the_last(family):
@@ -91,13 +92,43 @@ def test_a_message_that_came_twice_stands_for_each_time(family):
   _, codec = family
   same = turns.Message("assistant", "ok")
   written = {same: [(FIRST,), (SECOND,)]}
-  pieces = conversation.read(
-    [ASKED, same, AGAIN, same, AGAIN], written, (), codec
-  ).pieces
-  assert [piece for piece in pieces if not isinstance(piece, str)] == [
-    FIRST,
-    SECOND,
-  ]
+  messages = [ASKED, same, AGAIN, same, AGAIN]
+  in_order = conversation.resolved(messages, written)
+  assert in_order == [ASKED, FIRST, AGAIN, SECOND, AGAIN]
+  # In the segment that only the second belongs to, it is the second.
+  of_second = conversation.resolved(messages[:3], written, (), {SECOND})
+  assert of_second == [ASKED, SECOND, AGAIN]
+  assert len(conversation.read(in_order, (), codec).pieces) == 5
+
+
+def test_a_line_joins_the_message_of_the_user_before_it():
+  line = conversation.Line("Land.")
+  joined = conversation.resolved([ASKED], {}, [line])
+  assert joined == [turns.Message("user", "Who?\n\nLand.")]
+  after_turn = conversation.resolved([ASKED, CALLED], WRITTEN, [line])
+  assert after_turn == [ASKED, FIRST, turns.Message("user", "Land.")]
+
+
+class Reasoning:
+  """A template that opens a reasoning, and drops it from earlier messages."""
+
+  control_tokens = ()
+
+  def render_messages(self, messages, tools=()):
+    parts = [f"<{m['role']}>{m['content']}" for m in messages]
+    return "".join(parts) + "<assistant><think>\n"
+
+  def encode_prompt(self, text):
+    return [ord(character) for character in text]
+
+
+def test_a_turn_follows_the_header_that_it_was_sampled_after():
+  codec = Reasoning()
+  first = conversation.read([ASKED], (), codec)
+  second = conversation.read([ASKED, FIRST, AGAIN], (), codec)
+  header = "<assistant><think>\n"
+  assert first.pieces == (f"<user>Who?{header}",)
+  assert second.pieces == (*first.pieces, FIRST, f"<user>And?{header}")
 
 
 def test_in_tags_all_that_follows_the_prompt_is_one_turn(family):
@@ -106,13 +137,12 @@ def test_in_tags_all_that_follows_the_prompt_is_one_turn(family):
   line = turns.Message("user", "<budget>remaining=1</budget>\n")
   found = turns.Message("tool", "<information>x</information>")
   searched = turns.Message("assistant", "<search>a</search>")
-  read_in_tags = conversation.read_in_tags(
-    [ASKED, line, searched, found, line],
-    {searched: [(FIRST,)]},
-    environment,
-    codec,
+  entries = conversation.resolved(
+    [ASKED, line, searched, found, line], {searched: [(FIRST,)]}
   )
   prompt, ids = codec.render(ASKED.content)
-  assert read_in_tags == conversation.Conversation(
+  assert conversation.read_in_tags(
+    entries, environment, codec
+  ) == conversation.Conversation(
     (prompt, line.content, FIRST, found.content + line.content), tuple(ids)
   )

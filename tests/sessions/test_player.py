@@ -35,7 +35,6 @@ def rollout(program, tmp_path, *, text=None, config=None, **agents):
   opened = player.ProgramPlayer(
     config_lib.AgentsConfig(program=program, **agents),
     config_lib.SamplingConfig(),
-    at_once=8,
   )
   parts = driver.EpisodeParts(
     scripted.Engine(lambda request: "x"),
@@ -114,10 +113,10 @@ BAD = {
     "    except openai.APIError: pass",
     "too large",
   ),
-  "asks_without_end": (
-    "for n in range(99): ask(task)",
-    "more than 20 turns",
-  ),
+  "exits": ("raise SystemExit(3)", "SystemExit: 3"),
+  "stops": ("raise StopIteration", "StopIteration"),
+  "returns_a_huge_number": ("ask(task); return 10 ** 400", "expected None"),
+  "returns_an_infinite_number": ("ask(task); return 1e39", "expected None"),
   "returns_a_list": ("ask(task); return ['x']", "expected None, an answer"),
 }
 
@@ -137,6 +136,35 @@ def test_nothing_of_a_program_that_misbehaves_is_trained_on(name, tmp_path):
   assert sum(n for key, n in counters.items() if "spoiled" in key) == 4
 
 
+@pytest.mark.parametrize("error", ["SystemExit", "asyncio.CancelledError"])
+def test_a_coroutine_that_raises_anything_loses_its_own_episode(
+  error, tmp_path
+):
+  text = f"""{ASKS}
+import asyncio
+
+async def mixed(task):
+  if is_bad(task):
+    raise {error}
+  return await asyncio.to_thread(good, task)
+"""
+  played, _ = rollout("mixed", tmp_path, text=text)
+  assert [g.question.id for g in played.groups] == ["q0", "q2"]
+  assert played.failed == 4
+  assert error.rpartition(".")[2] in played.reason
+
+
+def test_a_program_need_not_handle_the_refusal_of_a_spent_budget(tmp_path):
+  text = f"{ASKS}\ndef endless(task):\n  while True: ask(task)\n"
+  played, counters = rollout("endless", tmp_path, text=text, turns=3)
+  assert not played.failed and len(played.groups) == 3
+  for group in played.groups:
+    for t in group.trajectories:
+      assert t.outcome is types.Outcome.TRUNCATED
+      assert t.reported_answer == "" and "agents.turns" in t.reason
+  assert counters["turns"] == 18
+
+
 def test_a_flood_of_requests_is_refused_and_not_trained_on(tmp_path):
   text = f"""{ASKS}
 import concurrent.futures
@@ -149,10 +177,10 @@ def flood(task):
   for call in calls:
     call.exception()
 """
-  played, counters = rollout("flood", tmp_path, text=text, segments=999)
+  played, counters = rollout("flood", tmp_path, text=text, turns=999)
   assert [g.question.id for g in played.groups] == ["q0", "q2"]
-  assert "too many requests" in played.reason or "turns" in played.reason
-  assert counters["too_many_requests"] or counters["spoiled_turns"]
+  assert "too many requests" in played.reason
+  assert counters["spoiled_too_many_requests"] == 4
 
 
 def test_a_program_that_opens_another_s_session_loses_its_own(tmp_path):
@@ -222,7 +250,6 @@ def test_cancelling_the_rollout_ends_the_programs(tmp_path):
   opened = player.ProgramPlayer(
     config_lib.AgentsConfig(program=f"{path}:wait"),
     config_lib.SamplingConfig(),
-    at_once=1,
   )
   limits = config_lib.EpisodeConfig(prompts="program")
   parts = driver.EpisodeParts(

@@ -82,12 +82,12 @@ def test_a_function_is_called_with_the_task(tmp_path):
     "async def wait(task):\n  return {'reward': 0.5}\n"
     "def fail(task):\n  raise KeyError('no such page')\n",
   )
-  one = programs.open_program(f"{path}:play", at_once=2)
+  one = programs.open_program(f"{path}:play")
   assert play(one) == turns.Report("Who? {'searches': 3}")
-  two = programs.open_program(f"{path}:wait", at_once=2)
+  two = programs.open_program(f"{path}:wait")
   assert play(two) == turns.Report(reward=0.5)
   with pytest.raises(programs.ProgramError, match="KeyError: 'no such page'"):
-    play(programs.open_program(f"{path}:fail", at_once=2))
+    play(programs.open_program(f"{path}:fail"))
 
 
 def test_a_command_gets_the_task_and_the_variables_of_openai(tmp_path):
@@ -100,7 +100,7 @@ def test_a_command_gets_the_task_and_the_variables_of_openai(tmp_path):
     f"open({str(noted)!r}, 'w').write(json.dumps("
     "[task, [os.environ[n] for n in names]]))\n",
   )
-  report = play(programs.open_program(f"{sys.executable} {path}", at_once=1))
+  report = play(programs.open_program(f"{sys.executable} {path}"))
   assert report == turns.Report()
   task, variables = json.loads(noted.read_text())
   assert task == TASK.values()
@@ -112,7 +112,7 @@ def test_a_command_that_fails_is_quoted_by_its_last_lines(tmp_path):
     tmp_path / "mine.py",
     "import sys\nprint('x' * 3_000_000)\nsys.exit('no tool')\n",
   )
-  command = programs.open_program(f"{sys.executable} {path}", at_once=1)
+  command = programs.open_program(f"{sys.executable} {path}")
   with pytest.raises(programs.ProgramError, match="(?s)status 1: .*no tool"):
     play(command)
 
@@ -126,7 +126,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path):
     f"open({str(child)!r}, 'w').write(str(child.pid))\n"
     "time.sleep(600)\n",
   )
-  command = programs.open_program(f"{sys.executable} {path}", at_once=1)
+  command = programs.open_program(f"{sys.executable} {path}")
   with pytest.raises(TimeoutError):
     play(command, seconds=3.0)
   pid = int(child.read_text())
@@ -145,7 +145,7 @@ def test_a_command_that_hangs_is_ended_with_its_children(tmp_path):
 @pytest.mark.parametrize("name", ["no_such_program_here --x", "'open", ""])
 def test_a_missing_command_is_refused_at_the_start(name):
   with pytest.raises(ValueError, match="agents.program"):
-    programs.open_program(name, at_once=1)
+    programs.open_program(name)
 
 
 async def _answer(request: requests.Request) -> responses.Response:
@@ -180,9 +180,7 @@ def served(kind, seconds=20.0):
     while not server.started:
       await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    service = programs.open_program(
-      f"http://127.0.0.1:{port}/{kind}", at_once=1
-    )
+    service = programs.open_program(f"http://127.0.0.1:{port}/{kind}")
     try:
       return await service.play(TASK)
     finally:
@@ -212,6 +210,6 @@ def test_a_service_that_fails_says_how(kind, words):
 
 
 def test_a_service_that_is_not_there_says_so():
-  service = programs.open_program("http://127.0.0.1:9/play", at_once=1)
+  service = programs.open_program("http://127.0.0.1:9/play")
   with pytest.raises(programs.ProgramError, match="ConnectError"):
     play(service)

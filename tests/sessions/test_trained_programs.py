@@ -21,7 +21,7 @@ def train(folder, config, *, program):
   if program is None:
     small_run.train(folder, parts, config)
     return
-  opened = player.ProgramPlayer(program, config.sampling, at_once=8)
+  opened = player.ProgramPlayer(program, config.sampling)
   try:
     small_run.train(folder, {**parts, "player": opened}, config)
   finally:
