@@ -4,7 +4,7 @@ r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
     anysearch node --config=configs/qwen2_5_7b.py --output=runs/x
 
 `mesh.trainer` and `mesh.rollout` name the GPUs, which must differ, unless
-servers and trainer take turns on them (`sglang.colocated`). SGLang servers are
+servers and trainer take turns on them (`servers.colocated`). SGLang servers are
 started if `engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not
 in `mesh.trainer`, unless `--config.engine.kind=jax` is given.
 `launch/serve_sglang.sh` starts one; PYTHON in the environment is an interpreter
@@ -16,7 +16,7 @@ GPU's memory for weights and KV cache. An index
 A signal or a failing process stops the trainer first, see `supervisor`. An
 SGLang server that ends is restarted at most five times, and the trainer waits
 for it. The exit code is that of the trainer, or 1 if another process failed. To
-use servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
+use servers of other nodes, pass `--servers=0 --config.servers.urls=...`.
 
     anysearch cluster --config=configs/qwen2_5_7b.py --nodes=4 \
         --output=/shared/run --dry_run
@@ -93,7 +93,7 @@ def run_parts(
   if serves:
     trainer_gpus = config.mesh.trainer or tuple(range(config.mesh.size))
     rollout = config.mesh.rollout
-    if config.sglang.colocated:
+    if config.servers.colocated:
       rollout = rollout or trainer_gpus
       servers = len(rollout) if servers is None else servers
       env |= jax_setup.SHARED_MEMORY
@@ -102,9 +102,9 @@ def run_parts(
       raise ValueError(
         f"mesh.rollout: found {rollout} for the servers and {trainer_gpus} for "
         "the trainer; expected GPUs that are not the trainer's, or "
-        "sglang.colocated=true, with which they take turns."
+        "servers.colocated=true, with which they take turns."
       )
-    urls = list(config.sglang.urls)
+    urls = list(config.servers.urls)
     if shares:
       ports = range(port, port + len(shares))
       urls = [f"http://127.0.0.1:{number}" for number in ports]
@@ -118,7 +118,7 @@ def run_parts(
       )
       services.append(part)
     overrides["engine.kind"] = "sglang"
-    overrides["sglang.urls"] = ",".join(urls)
+    overrides["servers.urls"] = ",".join(urls)
     # CUDA_VISIBLE_DEVICES hides the other GPUs, so the trainer's count from 0.
     overrides["mesh.trainer"] = _indices(range(len(trainer_gpus)))
     overrides["mesh.rollout"] = "()"
@@ -163,7 +163,7 @@ def shared_gpus(
   if not gpus:
     raise ValueError(
       "mesh.rollout: found no GPUs for the servers, expected some beside the "
-      "trainer's, or --servers=0 and servers of other nodes in sglang.urls."
+      "trainer's, or --servers=0 and servers of other nodes in servers.urls."
     )
   if count is None:
     count = max(1, len(gpus) // 2)
@@ -197,7 +197,7 @@ def server(
   """
   script = shipped.find("launch/serve_sglang.sh")
   command = [script, config.policy, port, "--dtype", config.compute_dtype]
-  if config.sglang.colocated:
+  if config.servers.colocated:
     command.append("--enable-memory-saver")
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
@@ -211,8 +211,8 @@ def server(
     "STATIC": os.environ.get("STATIC", "0.6"),
     "CONTEXT": str(config.episode.max_context),
   }
-  if config.sglang.deltas:
-    env["DELTAS"] = config.sglang.weights
+  if config.servers.deltas:
+    env["DELTAS"] = config.servers.weights
   health = f"http://127.0.0.1:{port}/health"
   # The trainer waits for a restarted server and sends it the weights.
   return supervisor.Part(
@@ -233,7 +233,7 @@ def trainer_config(
   return config_lib.changed(
     config,
     engine={"kind": "sglang"},
-    sglang={"urls": config.sglang.urls or ("http://node:30000",)},
+    servers={"urls": config.servers.urls or ("http://node:30000",)},
     mesh={"trainer": (), "rollout": ()},
   )
 
@@ -246,7 +246,7 @@ def define_flags() -> None:
     None,
     "SGLang servers to start on a node, which share mesh.rollout equally; "
     "default: one for every two GPUs, or one for each GPU that the trainer "
-    "shares. 0: start none and use those of sglang.urls.",
+    "shares. 0: start none and use those of servers.urls.",
     lower_bound=0,
   )
   flags.DEFINE_integer(

@@ -326,7 +326,7 @@ def with_servers(
   """
   if urls:
     config = config_lib.changed(
-      config, engine={"kind": "sglang"}, sglang={"urls": tuple(urls)}
+      config, engine={"kind": "sglang"}, servers={"urls": tuple(urls)}
     )
   if config.engine.kind == "sglang":
     config = dataclasses.replace(config, mesh=config_lib.MeshConfig())
@@ -350,7 +350,7 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
   if config.engine.kind == "sglang":
     from anysearch_jax.rollout.servers import server as server_lib
 
-    server_lib.read_key(config.sglang)
+    server_lib.read_key(config.servers)
   return hf.describe(config.policy)
 
 

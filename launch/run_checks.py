@@ -154,12 +154,12 @@ class Checks:
 
   def handed_over(self) -> Finding:
     """Checks the space for the weights that SGLang servers read."""
-    c = self.config.sglang
+    c = self.config.servers
     return check_space(
       weights_lib.folder(c.weights, c.urls),
       footprint(self._policy[0], self.config).handed,
       "give it more (docker run --shm-size, mount -o remount,size=...), or "
-      "name another folder in sglang.weights.",
+      "name another folder in servers.weights.",
     )
 
   def output(self) -> Finding:
@@ -234,7 +234,7 @@ class Checks:
 
   def servers(self) -> Iterator[Finding]:
     """Checks that the SGLang servers, and the router of turns, answer."""
-    c = self.config.sglang
+    c = self.config.servers
     client, make = server_lib.connect(sglang.SglangServer, c, Counter())
     try:
       urls: Sequence[str] = c.urls

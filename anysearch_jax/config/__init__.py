@@ -35,7 +35,7 @@ from anysearch_jax.config.rollout import (
   RetrievalConfig,
   SamplingConfig,
   SearchConfig,
-  SglangConfig,
+  ServersConfig,
   TextModelConfig,
 )
 from anysearch_jax.config.settings import (
@@ -205,7 +205,7 @@ class ExperimentConfig:
   episode: EpisodeConfig = EpisodeConfig()
   sampling: SamplingConfig = SamplingConfig()
   engine: EngineConfig = EngineConfig()
-  sglang: SglangConfig = SglangConfig()
+  servers: ServersConfig = ServersConfig()
   retrieval: RetrievalConfig = RetrievalConfig()
   search: SearchConfig = SearchConfig()
   pipeline: PipelineConfig = PipelineConfig()
@@ -220,8 +220,8 @@ class ExperimentConfig:
 
   @property
   def servers_share(self) -> bool:
-    """Whether SGLang servers sample on the GPUs that train."""
-    return self.engine.kind == "sglang" and self.sglang.colocated
+    """Whether servers sample on the GPUs that train."""
+    return self.engine.has_servers and self.servers.colocated
 
 
 def changed(config: ExperimentConfig, **values: Any) -> ExperimentConfig:

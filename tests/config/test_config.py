@@ -116,7 +116,7 @@ def test_changes_are_named_with_their_kind_and_both_values():
 
 def test_a_setting_that_was_not_stored_had_its_default():
   old = stored()
-  del old["watch"]["max_kl"], old["sglang"]
+  del old["watch"]["max_kl"], old["servers"]
   assert config_settings.changes(old, CONFIG) == []
   config = flags.override(CONFIG, ["watch.max_kl=2"])
   (changed,) = config_settings.changes(old, config)

@@ -240,7 +240,7 @@ def test_footprint_follows_from_the_sizes():
 
 def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):
   usage, needs = shutil.disk_usage(tmp_path), footprint()
-  sglang = with_(engine={"kind": "sglang"}, sglang={"weights": str(tmp_path)})
+  sglang = with_(engine={"kind": "sglang"}, servers={"weights": str(tmp_path)})
   plain = checks(folder=tmp_path / "run")
 
   def level(look, free):
@@ -421,14 +421,14 @@ def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
 def test_sglang_servers_are_checked_and_not_changed():
   with fake_sglang.Server() as server:
     config = with_(
-      sglang={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
+      servers={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
       episode={"max_context": fake_sglang.CONTEXT // 2},
     )
     good, gone = checks(config).servers()
     assert good.level == findings.OK, good
     assert gone.level == findings.PROBLEM
-    assert "Is an SGLang server running there" in gone.found
-    routed = with_(config, sglang={"router": server.url})
+    assert "Does SGLang run there" in gone.found
+    routed = with_(config, servers={"router": server.url})
     assert [each.level for each in checks(routed).servers()] == [
       findings.OK,
       findings.PROBLEM,

@@ -118,7 +118,7 @@ def test_servers_sample_the_policy_of_a_folder(tmp_path):
     config = config_lib.changed(
       small_run.CONFIG,
       engine={"kind": "sglang"},
-      sglang={"urls": (server.url,), "retries": 1},
+      servers={"urls": (server.url,), "retries": 1},
       evaluation={"budgets": (0, 2), "seeds": (1,)},
       episode={"max_generated": 16, "max_context": 60},
     )
@@ -146,7 +146,7 @@ def test_evaluation_by_servers_needs_one_device(by_flag):
   placement.check_playing(a, found)
   assert sharding.rollout_mesh(found.mesh, a).size == 1
   assert found.engine.kind == "sglang"
-  assert not by_flag or found.sglang.urls == urls
+  assert not by_flag or found.servers.urls == urls
   # In this process it is sampled on the mesh of the configuration.
   in_process = dataclasses.replace(config, engine=config_lib.EngineConfig())
   assert policies.with_servers(in_process, ()) == in_process

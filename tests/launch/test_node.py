@@ -75,7 +75,7 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
   assert trainer.command[:3] == ("python", "-m", "anysearch_jax.launch.train")
   mesh = {"trainer": (0, 1, 2, 3), "rollout": ()}
   assert resolved(config, trainer) == config_lib.changed(
-    config, engine={"kind": "sglang"}, sglang={"urls": urls}, mesh=mesh
+    config, engine={"kind": "sglang"}, servers={"urls": urls}, mesh=mesh
   )
 
 
@@ -159,7 +159,7 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
   config = config_lib.changed(
     paper(rollout=rollout),
     engine={"kind": "sglang"},
-    sglang={"colocated": True},
+    servers={"colocated": True},
     pipeline={"async_level": 0, "offload": "state"},
   )
   services, trainer = node.run_parts(config, [], serves=True, servers=count)
@@ -182,18 +182,18 @@ def test_servers_of_a_run_with_adapters_load_them():
 
 def test_hosts_of_servers_follow_the_folder_of_deltas():
   deltas = {"deltas": True, "weights": "/shared/weights"}
-  config = config_lib.changed(paper(), sglang=deltas)
+  config = config_lib.changed(paper(), servers=deltas)
   services, _ = node.run_parts(config, [], serves=True, servers=1)
   assert services[-1].env["DELTAS"] == "/shared/weights"
 
 
 def test_servers_of_other_nodes_are_only_named():
   config = dataclasses.replace(
-    paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))
+    paper(), servers=config_lib.ServersConfig(urls=("http://a:1", "http://b:1"))
   )
   services, trainer = node.run_parts(config, [], serves=True, servers=0)
   assert services == []
-  assert resolved(config, trainer).sglang.urls == config.sglang.urls
+  assert resolved(config, trainer).servers.urls == config.servers.urls
   assert resolved(config, trainer).engine.kind == "sglang"
   # A trainer that samples itself keeps its command.
   services, trainer = node.run_parts(config, ["train", "--x=1"], serves=False)
@@ -221,7 +221,7 @@ def test_servers_sample_where_they_have_gpus(config, assignments, expected):
   [
     ({}, {"servers": 3}, "found 3 for the 4 GPUs of mesh.rollout"),
     ({"rollout": ()}, {}, "mesh.rollout: found no GPUs for the servers"),
-    ({"rollout": (3, 4)}, {}, "the trainer's, or sglang.colocated=true"),
+    ({"rollout": (3, 4)}, {}, "the trainer's, or servers.colocated=true"),
   ],
 )
 def test_impossible_parts_are_refused(mesh, servers, sentence):
@@ -299,7 +299,7 @@ def test_a_dry_run_prints_commands_and_starts_nothing(tmp_path):
     "--config.retrieval.url=http://127.0.0.1:8000",
     *("--config.retrieval.index=", "--config.retrieval.encoder="),
     "--config.engine.kind=sglang",
-    "--config.sglang.urls=http://127.0.0.1:30000",
+    "--config.servers.urls=http://127.0.0.1:30000",
     *("--config.mesh.trainer=0,1,2,3", "'--config.mesh.rollout=()'"),
   ]
 
@@ -374,7 +374,7 @@ os.execvp("env", ["env", *shlex.split(words)])
   output = tmp_path / "run"
   ended, said = command(
     make(tmp_path, rollout=(1,)),
-    f"--config.sglang.weights={tmp_path}",
+    f"--config.servers.weights={tmp_path}",
     f"--port={ports}",
     f"--output={output}",
     "--cache=",

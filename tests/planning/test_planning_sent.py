@@ -30,9 +30,9 @@ def test_adapters_are_a_fiftieth_of_whole_weights(name, whole, adapted):
   assert plan.sent_bytes_sentence(served, a) == [
     f"SGLang servers get {gb} a version."
   ]
-  deltas = config_lib.changed(served, sglang={"deltas": True})
+  deltas = config_lib.changed(served, servers={"deltas": True})
   assert plan.sent_bytes_sentence(deltas, a) == [
-    f"SGLang servers get {gb} a version at most, as deltas (sglang.deltas)."
+    f"SGLang servers get {gb} a version at most, as deltas (servers.deltas)."
   ]
   lora = config_lib.changed(served, lora={"rank": 32})
   assert plan.sent_bytes_sentence(lora, a) == [

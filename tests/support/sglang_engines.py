@@ -51,7 +51,7 @@ def connect(*, sampling=None, start=None, records=False, **config):
     start or policy(),
     dialect=sglang.SglangServer,
     records=records,
-    config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
+    config=config_lib.ServersConfig(**{"retries": 1, "wait": 0.3} | config),
     sampling=sampling or config_lib.SamplingConfig(),
   )
 
