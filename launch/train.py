@@ -335,9 +335,9 @@ def check_alone(config: config_lib.ServersConfig) -> None:
     if folder != own_folder:
       raise ValueError(
         f"servers.weights: found {folder} of another run, expected a folder "
-        "for this run alone with servers.deltas, because hosts patch their copies "
-        "by the newest delta in it. Name another folder, here and as DELTAS of "
-        "the servers, or remove that one if its run has ended."
+        "for this run alone with servers.deltas, because hosts patch their "
+        "copies by the newest delta in it. Name another folder, here and as "
+        "DELTAS of the servers, or remove that one if its run has ended."
       )
 
 

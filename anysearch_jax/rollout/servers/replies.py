@@ -101,6 +101,8 @@ def turn(
   max_tokens: int,
   vocab_size: int,
   versions: Mapping[str, int],
+  cached: int,
+  reason: str,
 ) -> server.Reply:
   """Returns the tokens of a turn, after checks.
 
@@ -111,6 +113,8 @@ def turn(
     vocab_size: ids are below this number.
     versions: policy versions of the weights that may have sampled, by name,
       oldest first.
+    cached: number of prompt tokens that the server found in its KV cache.
+    reason: why the server ended the turn, in its words.
 
   Raises:
     server.OtherWeightsError: other weights sampled.
@@ -130,7 +134,7 @@ def turn(
     f"ids below {vocab_size}",
   )
   token_versions = _versions(sampled, len(ids), versions)
-  return server.Reply(ids, logps, token_versions)
+  return server.Reply(ids, logps, token_versions, cached, reason)
 
 
 def _versions(

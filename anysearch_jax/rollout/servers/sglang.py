@@ -137,22 +137,24 @@ def read_turn(
     f"a prompt of {received} tokens",
     f"the {prompt} sent",
   )
+  cached = 0
+  if "cached_tokens" in meta:
+    cached = replies.typed_field(meta, "cached_tokens", int)
   turn = replies.turn(
     _pairs(entries),
     replies.spans(meta),
     max_tokens=max_tokens,
     vocab_size=vocab_size,
     versions=versions,
+    cached=cached,
+    reason=str(reason),
   )
   replies.expect(
     reply.get("output_ids", [*turn.ids]) == [*turn.ids],
     "output_ids that differ from the ids of the log-probabilities",
     "the same",
   )
-  cached = 0
-  if "cached_tokens" in meta:
-    cached = replies.typed_field(meta, "cached_tokens", int)
-  return turn._replace(cached=cached, reason=str(reason))
+  return turn
 
 
 def read_experts(

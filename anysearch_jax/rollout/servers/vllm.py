@@ -93,18 +93,16 @@ def read_turn(
     "token_ids that differ from the ids of the log-probabilities",
     "the same",
   )
+  details = usage.get("prompt_tokens_details")
+  cached = details.get("cached_tokens") if isinstance(details, dict) else None
   read = replies.turn(
     pairs,
     replies.spans(choice),
     max_tokens=turn.request.max_tokens,
     vocab_size=turn.architecture.vocab_size,
     versions=versions,
-  )
-  details = usage.get("prompt_tokens_details")
-  cached = details.get("cached_tokens") if isinstance(details, dict) else None
-  stop = choice.get("stop_reason")
-  read = read._replace(
-    cached=cached if type(cached) is int else 0, reason=f"{reason} {stop!r}"
+    cached=cached if type(cached) is int else 0,
+    reason=f"{reason} {choice.get('stop_reason')!r}",
   )
   if turn.known_experts is None:
     return read
