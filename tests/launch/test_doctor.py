@@ -421,6 +421,7 @@ def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
 def test_sglang_servers_are_checked_and_not_changed():
   with fake_sglang.Server() as server:
     config = with_(
+      engine={"kind": "sglang"},
       servers={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
       episode={"max_context": fake_sglang.CONTEXT // 2},
     )

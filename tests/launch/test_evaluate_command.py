@@ -142,14 +142,14 @@ def test_evaluation_by_servers_needs_one_device(by_flag):
   a = sglang_engines.policy().architecture
   with pytest.raises(ValueError, match="device 41"):
     placement.check_playing(a, config)
-  found = policies.with_servers(config, urls if by_flag else ())
+  found = policies.with_servers(config, urls if by_flag else (), kind="sglang")
   placement.check_playing(a, found)
   assert sharding.rollout_mesh(found.mesh, a).size == 1
   assert found.engine.kind == "sglang"
   assert not by_flag or found.servers.urls == urls
   # In this process it is sampled on the mesh of the configuration.
   in_process = dataclasses.replace(config, engine=config_lib.EngineConfig())
-  assert policies.with_servers(in_process, ()) == in_process
+  assert policies.with_servers(in_process, (), kind="sglang") == in_process
 
 
 def make(config, source):

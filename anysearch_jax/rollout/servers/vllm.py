@@ -46,11 +46,22 @@ _BATCH_ADAPTERS = "3"
 _NOT_FINITE_LOGP = -9999.0
 
 
-def adapter_flags(rank: int) -> list[str]:
-  """Returns the flags of a server that can load adapters of a rank."""
-  largest = next((size for size in _RANKS if size >= rank), rank)
-  flags = ["--enable-lora", "--max-lora-rank", str(largest)]
-  return [*flags, "--max-loras", _BATCH_ADAPTERS]
+def adapter_flags(rank: int, targets: Sequence[str]) -> list[str]:
+  """Returns the flags of a server that can load adapters.
+
+  Args:
+    rank: the adapters' rank.
+    targets: the adapted matrices, as in `lora.targets`.
+  """
+  return [
+    "--enable-lora",
+    "--max-lora-rank",
+    str(next((size for size in _RANKS if size >= rank), rank)),
+    "--max-loras",
+    _BATCH_ADAPTERS,
+    "--lora-target-modules",
+    *(f"{target}_proj" for target in targets),
+  ]
 
 
 def read_turn(
@@ -106,15 +117,15 @@ def read_turn(
   )
   if turn.known_experts is None:
     return read
-  count = sent + len(read.ids) - 1
-  ids_of_experts = read_experts(choice, count, turn.architecture)
-  return read._replace(experts=ids_of_experts[turn.known_experts :])
+  count = sent + len(read.ids) - 1 - turn.known_experts
+  expert_ids = read_experts(choice, count, turn.architecture)
+  return read._replace(experts=expert_ids)
 
 
 def read_experts(
   choice: Mapping[str, Any], count: int, a: architecture_lib.Architecture
 ) -> np.ndarray:
-  """Returns the experts of all tokens of an episode but the last.
+  """Returns the experts of the newest tokens but the last.
 
   A reply has them as base64 of a NumPy file.
 
@@ -225,6 +236,9 @@ def _turn_body(turn: server.Turn) -> server.Json:
   """Returns the body of a request that samples a turn."""
   request = turn.request
   sampling = turn.sampling
+  records = {}
+  if turn.known_experts is not None:
+    records["routed_experts_prompt_start"] = turn.known_experts
   return _body(
     request.token_ids,
     turn.sampled,
@@ -241,6 +255,7 @@ def _turn_body(turn: server.Turn) -> server.Json:
     max_tokens=request.max_tokens,
     stop=list(request.stop),
     stop_token_ids=sorted(turn.end_of_turn_ids),
+    **records,
   )
 
 
