@@ -331,7 +331,8 @@ def test_turns_have_the_version_of_the_adapter_that_they_name(start):
   # One that the server has lost is loaded again.
   server.adapters.clear()
   assert engines.turn(engine).versions == (2, 2)
-  server.faults[GENERATE] = [lambda reply: reply | {"model": "policy"}]
+  # A reply of another model does not count.
+  server.faults[GENERATE] = [lambda reply: reply | {"model": "policy"}] * 9
   with pytest.raises(types.EngineError, match="'policy', expected the adapter"):
     engines.turn(engine)
 

@@ -1,0 +1,128 @@
+"""A real vLLM server on this machine's CPU, started by launch/serve_vllm.sh.
+
+ANYSEARCH_VLLM_PYTHON names the Python of its environment. vLLM's CPU kernels
+need heads of 32 or more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import fake_sglang
+import httpx2
+import pytest
+import random_models
+import small_policy
+import waits
+
+from anysearch_jax.policy import hf
+
+PYTHON = os.environ.get("ANYSEARCH_VLLM_PYTHON", "")
+running = pytest.mark.skipif(
+  not PYTHON,
+  reason="no vLLM; set ANYSEARCH_VLLM_PYTHON as real_vllm.py says",
+)
+_SCRIPT = pathlib.Path(__file__).parents[2] / "launch" / "serve_vllm.sh"
+_START_SECONDS = 240.0
+
+
+def environment() -> dict[str, str]:
+  """Returns the variables of a server on a CPU that others use too."""
+  variables = {
+    "PYTHON": PYTHON,
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONPATH": "",
+  }
+  openmp = pathlib.Path(PYTHON).parents[1] / "lib" / "libiomp5.so"
+  if openmp.is_file():
+    variables["LD_PRELOAD"] = str(openmp)
+  return os.environ | variables
+
+
+def policy(seed: int = 0) -> hf.Policy:
+  """Returns a small policy whose distributions are far from flat."""
+  a = small_policy.architecture(
+    fake_sglang.VOCAB, d_model=64, head_dim=32, mlp_dim=96
+  )
+  params = small_policy.noisy(random_models.params(a), seed)
+  return hf.Policy(params, a, fake_sglang.tokenizer())
+
+
+def endless(policy: hf.Policy) -> hf.Policy:
+  """Returns a policy that never ends its turn.
+
+  The first value of every hidden state is large, and forbids that token.
+  """
+  params = dict(policy.params)
+  params["embed"] = params["embed"].at[:, 0].set(8.0)
+  params["head"] = params["head"].at[fake_sglang.END, 0].set(-8.0)
+  return policy._replace(params=params)
+
+
+class Server:
+  """A server of a policy's folder; a context manager.
+
+  Args:
+    folder: Hugging Face folder of a policy.
+    log: file that it writes to.
+    flags: more flags of the server.
+    settings: variables of launch/serve_vllm.sh.
+
+  Attributes:
+    url: its address.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    log: pathlib.Path,
+    *flags: str,
+    **settings: str,
+  ):
+    port = str(waits.free_port())
+    self.url = f"http://127.0.0.1:{port}"
+    self._command = [_SCRIPT, folder, port, "--enforce-eager", *flags]
+    self._env = environment() | {"CONTEXT": "512"} | settings
+    self._log = log
+
+  def start(self) -> None:
+    """Starts it at its address, and waits until it answers."""
+    with self._log.open("a") as log:
+      self._process = subprocess.Popen(
+        self._command,
+        env=self._env,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+      )
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and self._process.poll() is None:
+      with contextlib.suppress(httpx2.TransportError):
+        if httpx2.get(f"{self.url}/health", trust_env=False).is_success:
+          return
+      time.sleep(0.5)
+    raise AssertionError(self._log.read_text()[-4000:])
+
+  def kill(self) -> None:
+    """Ends all of its processes like `kill -9`."""
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(self._process.pid, signal.SIGKILL)
+    self._process.wait()
+
+  def wait(self) -> None:
+    """Waits until it has ended by itself."""
+    self._process.wait(60)
+
+  def __enter__(self) -> Server:
+    self.start()
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self.kill()
