@@ -71,6 +71,7 @@ def refused(command, folder, flags, *more):
       "engine.kind=sglang servers.api_key_variable=NO",
       "NO is not set; expected",
     ),
+    ("engine.kind=vllm servers.urls=a:1", "servers.urls: found 'a:1', expec"),
   ],
 )
 def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
@@ -83,7 +84,7 @@ def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
 @pytest.mark.parametrize(
   ("flags", "sentence"),
   [
-    ("engine.kind=vllm", "engine.kind: found 'vllm', expected one of"),
+    ("engine.kind=tgi", "engine.kind: found 'tgi', expected one of"),
     ("retrieval.kind=any", "retrieval.kind: found 'any', expected"),
     (
       "checkpoint.keep_best=1 checkpoint.best_metric=em",
@@ -111,6 +112,7 @@ def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
     ("--checkpoint=configs", "configs: no source/; expected the folder of a"),
     ("--scripted=nowhere:x", "ModuleNotFoundError: No module named 'nowhere'"),
     ("--sglang=a:1", "servers.urls: found 'a:1', expected addresses such as"),
+    ("--vllm=a:1", "servers.urls: found 'a:1', expected addresses such as"),
     ("--split=none", "Found split 'none'; expected train, dev, held-out."),
     ("--config.evaluation.datasets=nq", "Dataset 'nq': data.source 'world' "),
   ],

@@ -13,6 +13,7 @@ import threading
 import commands
 import fake_retriever
 import fake_sglang
+import fake_vllm
 import httpx2
 import jax
 import optax
@@ -437,6 +438,20 @@ def test_sglang_servers_are_checked_and_not_changed():
     ]
     paths = {path for path, _ in server.asked}
   assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
+
+
+def test_vllm_servers_are_checked_and_not_changed():
+  with fake_vllm.Server() as good, fake_vllm.Server() as bad:
+    bad.settings["model_config"]["logprobs_mode"] = "raw_logprobs"
+    config = with_(
+      engine={"kind": "vllm"}, servers={"urls": (good.url, bad.url)}
+    )
+    right, wrong = checks(config).servers()
+    assert (right.level, wrong.level) == (findings.OK, findings.PROBLEM)
+    assert f"in contexts of {fake_sglang.CONTEXT} tokens" in right.found
+    assert "--logprobs-mode=processed_logprobs" in wrong.found
+    asked = {path for path, _ in (*good.asked, *bad.asked)}
+  assert not asked & {"/resume", "/pause?mode=keep", fake_vllm.GENERATE}
 
 
 def test_prepared_questions_are_read_whole(questions, tmp_path):

@@ -253,27 +253,45 @@ def test_servers_in_bfloat16_are_near_the_trainer(folder, connect, tmp_path):
       _close("bfloat16 beside float32", said.logps, ours, 0.3)
 
 
-def test_a_server_that_dies_of_a_load_comes_back(folder, connect, tmp_path):
-  """The folder cannot be read, or the process is killed in the middle."""
+def test_a_server_that_fails_or_dies_of_a_load_comes_back(
+  folder, connect, tmp_path, monkeypatch
+):
   log = tmp_path / "server.log"
   with real_vllm.Server(folder, log, "--dtype=float32") as server:
     engine = connect(url=server.url)
     client = engine._fleet.members[0].server
+
+    def load(path):
+      loop.run(client.load(weights_lib.Weights(path, "w.1-0", 60)))
+
+    def check(version, policy):
+      said = _sample(engine)
+      assert set(said.versions) == {version}
+      ours = _ours(policy, (*CONTEXT, *said.token_ids))
+      _close("turn", said.logps, ours[len(CONTEXT) - 1 :], 1e-4)
+
     with pytest.raises(types.EngineError, match="no config.json"):
-      loop.run(
-        client.load(weights_lib.Weights(pathlib.Path("/nowhere"), "w.0-0", 60))
-      )
-    # It was not asked, and lives.
-    assert set(_sample(engine, most=5).versions) == {0}
+      load(pathlib.Path("/nowhere"))
+    assert not engine.counters["server_down"]
+    check(0, real_vllm.policy())
+    # Half of a file: it names its weights, and dies of the first turn.
     broken = tmp_path / "broken"
-    hf.save(broken, real_vllm.policy(), dtype=jnp.float32)
+    hf.save(broken, real_vllm.policy(2), dtype=jnp.float32)
     file = broken / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:1000])
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(server_lib.UnansweredError, match="Does the server's h"):
-      loop.run(client.load(weights_lib.Weights(broken, "w.1-0", 60)))
-    server.wait()
-    server.start()
-    assert set(_sample(engine, most=5).versions) == {0}
+      load(broken)
+    assert loop.run(client.version()) == "w.hidden"
+    check(0, real_vllm.policy())
+    assert server.starts == 2
+    # No folder at all, which it only learns from the request.
+    with monkeypatch.context() as patch:
+      patch.setattr(vllm, "folder_refusal", lambda path: "")
+      with pytest.raises(server_lib.UnansweredError):
+        load(pathlib.Path("/nowhere"))
+    check(0, real_vllm.policy())
+    assert server.starts == 3
+    # It is killed while it loads.
     ask = client.ask
 
     async def kill(method, path, *arguments, **settings):
@@ -286,12 +304,9 @@ def test_a_server_that_dies_of_a_load_comes_back(folder, connect, tmp_path):
         return await ask(method, path, *arguments, **settings)
       finally:
         killer.join()
-        threading.Thread(target=server.start).start()
 
     client.ask = kill
     engine.set_params(real_vllm.policy(3).params, 1)
-    assert engine.counters["server_down"] == 2
-    said = _sample(engine)
-    assert set(said.versions) == {1}
-    ours = _ours(real_vllm.policy(3), (*CONTEXT, *said.token_ids))
-    _close("after the kill", said.logps, ours[len(CONTEXT) - 1 :], 1e-4)
+    check(1, real_vllm.policy(3))
+    assert server.starts == 4
+    assert engine.counters["server_down"] == 3

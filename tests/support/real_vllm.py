@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import threading
 import time
 
 import fake_sglang
@@ -69,6 +70,8 @@ def endless(policy: hf.Policy) -> hf.Policy:
 class Server:
   """A server of a policy's folder; a context manager.
 
+  It is started again whenever it ends, as launch.node does.
+
   Args:
     folder: Hugging Face folder of a policy.
     log: file that it writes to.
@@ -77,6 +80,7 @@ class Server:
 
   Attributes:
     url: its address.
+    starts: how often it was started.
   """
 
   def __init__(
@@ -88,12 +92,14 @@ class Server:
   ):
     port = str(waits.free_port())
     self.url = f"http://127.0.0.1:{port}"
+    self.starts = 0
     self._command = [_SCRIPT, folder, port, "--enforce-eager", *flags]
     self._env = environment() | {"CONTEXT": "512"} | settings
     self._log = log
+    self._is_closed = False
 
-  def start(self) -> None:
-    """Starts it at its address, and waits until it answers."""
+  def _start(self) -> None:
+    self.starts += 1
     with self._log.open("a") as log:
       self._process = subprocess.Popen(
         self._command,
@@ -102,27 +108,33 @@ class Server:
         stderr=log,
         start_new_session=True,
       )
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline and self._process.poll() is None:
-      with contextlib.suppress(httpx2.TransportError):
-        if httpx2.get(f"{self.url}/health", trust_env=False).is_success:
-          return
-      time.sleep(0.5)
-    raise AssertionError(self._log.read_text()[-4000:])
+
+  def _keep(self) -> None:
+    while not self._is_closed:
+      self._process.wait()
+      self.kill()  # What it left behind.
+      if not self._is_closed:
+        self._start()
 
   def kill(self) -> None:
     """Ends all of its processes like `kill -9`."""
     with contextlib.suppress(ProcessLookupError):
       os.killpg(self._process.pid, signal.SIGKILL)
-    self._process.wait()
-
-  def wait(self) -> None:
-    """Waits until it has ended by itself."""
-    self._process.wait(60)
 
   def __enter__(self) -> Server:
-    self.start()
-    return self
+    self._start()
+    self._keeper = threading.Thread(target=self._keep, daemon=True)
+    self._keeper.start()
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline and self.starts == 1:
+      with contextlib.suppress(httpx2.TransportError):
+        if httpx2.get(f"{self.url}/health", trust_env=False).is_success:
+          return self
+      time.sleep(0.5)
+    self.__exit__()
+    raise AssertionError(self._log.read_text()[-4000:])
 
   def __exit__(self, *error: object) -> None:
+    self._is_closed = True
     self.kill()
+    self._keeper.join()

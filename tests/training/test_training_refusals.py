@@ -100,6 +100,17 @@ def changed(values, config=small_run.CONFIG):
       AHEAD | {"engine.kind": "sglang", "servers.colocated": True},
       "servers.colocated: found True with pipeline.async_level 1, expected 0",
     ),
+    *(
+      (
+        {"engine.kind": "vllm", f"servers.{name}": value} | more,
+        f"servers.{name}: found {value!r} with engine.kind 'vllm'",
+      )
+      for name, value, more in (
+        ("gateway", "http://a:1", {}),
+        ("router", "http://a:1", {}),
+        ("deltas", True, {"servers.weights": "/shared"}),
+      )
+    ),
     (
       AHEAD | {"engine.exact": True},
       "engine.exact: found engine.kind 'jax', pipeline.async_level 1",
