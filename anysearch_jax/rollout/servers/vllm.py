@@ -140,7 +140,7 @@ def read_experts(
   Raises:
     types.EngineError: there are none, or for another number of tokens.
   """
-  text = choice.get("routed_experts")
+  text: Any = choice.get("routed_experts")
   replies.expect(
     isinstance(text, str),
     "no routed_experts",
