@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import threading
 import time
 
@@ -21,6 +22,7 @@ import random_models
 import small_policy
 import waits
 
+from anysearch_jax.host import parent_bound
 from anysearch_jax.policy import hf
 
 PYTHON = os.environ.get("ANYSEARCH_VLLM_PYTHON", "")
@@ -93,7 +95,10 @@ class Server:
     port = str(waits.free_port())
     self.url = f"http://127.0.0.1:{port}"
     self.starts = 0
-    self._command = [_SCRIPT, folder, port, "--enforce-eager", *flags]
+    # It ends with this process, however that ends.
+    bound = [sys.executable, "-I", parent_bound.__file__, str(os.getpid())]
+    started = [str(_SCRIPT), str(folder), port, "--enforce-eager", *flags]
+    self._command = [*bound, *started]
     self._env = environment() | {"CONTEXT": "512"} | settings
     self._log = log
     self._is_closed = False

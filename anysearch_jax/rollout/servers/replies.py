@@ -52,7 +52,16 @@ def expect(condition: bool, content: object, expected: object) -> None:
 
 
 def typed_field(values: Any, name: str, kind: type) -> Any:
-  """Returns a field of a reply's object; EngineError for another type."""
+  """Returns a field of a reply's object.
+
+  Args:
+    values: the object, of which nothing is known.
+    name: name of the field.
+    kind: type that its value must have.
+
+  Raises:
+    types.EngineError: it has another type.
+  """
   value = values.get(name) if isinstance(values, dict) else None
   expect(
     type(value) is kind, f"{name} {value!r}", f"one of type {kind.__name__}"
