@@ -181,13 +181,12 @@ def _versions(
 
 
 def check_experts(
-  ids: np.ndarray | None, count: int, a: architecture_lib.Architecture
+  ids: np.ndarray, count: int, a: architecture_lib.Architecture
 ) -> np.ndarray:
   """Returns the experts of tokens as a run records them, after checks.
 
   Args:
-    ids: expert ids `[count, L, K]` as a server sent them; None: in another
-      shape.
+    ids: expert ids as a server sent them, expected `[count, L, K]`.
     count: number of tokens.
     a: the policy's architecture.
 
@@ -195,15 +194,14 @@ def check_experts(
     types.EngineError: the ids cannot be right.
   """
   like = experts.record(a)
-  is_valid = ids is not None and ids.shape == (count, *like.shape)
-  if ids is not None and is_valid:
-    is_valid = bool(np.all((ids >= 0) & (ids < a.experts)))
-    if a.active > 1:
-      # If a server has no record of a token, all of its ids are 0.
-      is_valid = is_valid and bool(np.all(ids[..., 0] != ids[..., 1]))
-  if ids is None or not is_valid:
-    raise types.EngineError(
-      "The reply has routed_experts that cannot be right, expected ids of "
-      f"{count} tokens x {like.shape}, below {a.experts}."
-    )
+  is_valid = ids.shape == (count, *like.shape)
+  is_valid = is_valid and bool(np.all((ids >= 0) & (ids < a.experts)))
+  if is_valid and a.active > 1:
+    # If a server has no record of a token, all of its ids are 0.
+    is_valid = bool(np.all(ids[..., 0] != ids[..., 1]))
+  expect(
+    is_valid,
+    "routed_experts that cannot be right",
+    f"ids of {count} tokens x {like.shape}, below {a.experts}",
+  )
   return ids.astype(like.dtype)

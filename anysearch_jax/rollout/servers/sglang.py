@@ -181,7 +181,7 @@ def read_experts(
     "no routed_experts",
     "them: start the server with --enable-return-routed-experts",
   )
-  ids = None
+  ids = np.empty(0)
   with contextlib.suppress(ValueError):
     ids = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
     ids = ids.reshape(count, *experts.record(a).shape)

@@ -146,7 +146,7 @@ def read_experts(
     "no routed_experts",
     "them: start the server with --enable-return-routed-experts",
   )
-  ids = None
+  ids = np.empty(0)
   with contextlib.suppress(ValueError):
     file = io.BytesIO(base64.b64decode(text, validate=True))
     np.lib.format.read_magic(file)
