@@ -460,7 +460,11 @@ os.execvp(words[0], words)
   monkeypatch.setenv("PYTHON", _stands_in(tmp_path, code))
   bare = small_run.parts()["policy"]
   a = small_policy.qwen3(
-    bare.architecture.vocab_size, d_model=64, head_dim=32, mlp_dim=96
+    bare.architecture.vocab_size,
+    d_model=64,
+    head_dim=32,
+    mlp_dim=96,
+    tied=False,
   )
   policy = bare._replace(params=decoder.initialize(a, 0), architecture=a)
   output = tmp_path / "run"

@@ -21,6 +21,7 @@ import policy_scores
 import pytest
 import random_models
 import sglang_engines as engines
+import small_policy
 from hypothesis import strategies as st
 from waits import wait_for
 
@@ -239,22 +240,48 @@ def test_a_turn_that_outlives_an_update_has_the_versions_of_both(start):
   assert engine.counters["shared_tokens"] == 0
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize(
+  ("lost", "size", "message"),
+  [
+    ("config.json", 0, "has no config.json"),
+    ("model.safetensors", 0, "safetensors"),
+    ("model.safetensors", 900, "not a whole safetensors file"),
+  ],
+)
 def test_a_folder_that_would_end_the_server_is_not_sent(
-  start, monkeypatch, missing
+  start, monkeypatch, lost, size, message
 ):
   engine, server = start(SAID)
   right = hf.save
 
   def lose(folder, *arguments, **settings):
     right(folder, *arguments, **settings)
-    (folder / missing).unlink()
+    content = (folder / lost).read_bytes()
+    (folder / lost).unlink()
+    if size:
+      (folder / lost).write_bytes(content[:size])
 
   monkeypatch.setattr(hf, "save", lose)
-  with pytest.raises(types.EngineError, match=f"no .*{missing[-11:]}"):
+  with pytest.raises(types.EngineError, match=message):
     engine.set_params(engines.policy().params, 1)
   assert len(server.bodies(LOAD)) == 1 and not server.died
   assert engines.turn(engine).versions == (0, 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_tied_head_is_not_loaded_on_a_cpu(start, monkeypatch, device):
+  """vLLM would keep the old one."""
+  monkeypatch.setattr(
+    _Changed, "changes", ("device_config", {"device": device})
+  )
+  a = small_policy.qwen3(fake_sglang.VOCAB)
+  tied = hf.Policy(random_models.params(a), a, fake_sglang.tokenizer())
+  if device == "cuda":
+    engine, _ = start(SAID, start=tied, fake=_Changed)
+    assert engines.turn(engine).versions == (0, 0)
+    return
+  with pytest.raises(types.EngineError, match="keeps the old output head"):
+    start(SAID, start=tied, fake=_Changed)
 
 
 def test_no_reply_of_a_load_that_broke_off_counts(start):
@@ -393,7 +420,8 @@ class _Changed(fake_vllm.Server):
     super().__init__(*arguments, **settings)
     if self.changes:
       group, values = self.changes
-      self.settings[group] = (self.settings[group] | values) if values else {}
+      group_before = self.settings.get(group, {})
+      self.settings[group] = group_before | values if values else {}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ While a server loads, it answers nothing but /health.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import io
@@ -31,6 +32,7 @@ import numpy as np
 
 from anysearch_jax import types
 from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import tensor_files
 from anysearch_jax.rollout.servers import replies, server
 from anysearch_jax.rollout.servers import weights as weights_lib
 
@@ -259,12 +261,26 @@ def _turn_body(turn: server.Turn) -> server.Json:
   )
 
 
-def folder_refusal(folder: pathlib.Path) -> str:
-  """Returns why a server would end itself over a folder of weights, or ""."""
+def folder_refusal(folder: pathlib.Path, *, on_cpu: bool) -> str:
+  """Returns why a server cannot load a folder of weights, or "".
+
+  Args:
+    folder: the Hugging Face folder.
+    on_cpu: whether the server computes on a CPU.
+  """
   if not (folder / "config.json").is_file():
     return f"not asked: {folder} has no config.json"
-  if not any(folder.glob("*.safetensors")):
-    return f"not asked: {folder} has no safetensors"
+  try:
+    names = tensor_files.headers(folder)
+  except (OSError, ValueError) as error:
+    return f"not asked: {error}"
+  if on_cpu and "lm_head.weight" not in names:
+    # The head has a packed copy of its own, which a load leaves as it was
+    # (model_executor/layers/utils.py, `dispatch_cpu_unquantized_gemm`).
+    return (
+      "not asked: on a CPU, vLLM keeps the old output head of a policy whose "
+      "head is its embedding"
+    )
   return ""
 
 
@@ -369,7 +385,12 @@ class VllmServer(server.Server):
     await self.post("/resume", {})
 
   async def update(self, weights: weights_lib.Weights) -> str:
-    if refusal := folder_refusal(weights.path):
+    refusal = await asyncio.to_thread(
+      folder_refusal,
+      weights.path,
+      on_cpu=self._setting("device_config", "device") == "cpu",
+    )
+    if refusal:
       return refusal
     await self.rename(weights_lib.hidden_name(weights_lib.run_of(weights.name)))
     body = {
