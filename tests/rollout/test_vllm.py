@@ -10,7 +10,9 @@ import asyncio
 import base64
 import functools
 import io
+import json
 import math
+import pathlib
 import time
 
 import fake_sglang
@@ -37,6 +39,7 @@ from anysearch_jax.rollout.servers import weights as weights_lib
 serve = engines.serve
 SAID = fake_sglang.ids("b", "<end>")
 GENERATE, LOAD = fake_vllm.GENERATE, "/collective_rpc"
+_GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "vllm"
 ADAPTERS = {"max_lora_rank": 8, "target_modules": None}
 
 
@@ -193,6 +196,42 @@ def test_changed_value_is_an_error_or_has_no_effect(name, value):
     return
   assert found.versions == (9, 9)
   assert (found.ids, found.logps) == ((4, 5), (-1.0, -2.0))
+
+
+def _recorded(name, version):
+  """Returns a reply of a real vLLM 0.32.0, and the turn that it answers.
+
+  Fields that are null, and other likely tokens, are left out of the file.
+  """
+  recorded = json.loads((_GOLDEN / "replies.json").read_text())[name]
+  body = recorded["body"]
+  adapter = None
+  if model := body.get("model"):
+    adapter = weights_lib.Adapter(model, pathlib.Path("adapter"))
+  request = engines.request(
+    context=body["token_ids"], most=body["sampling_params"]["max_tokens"]
+  )
+  return recorded["reply"], _TURN._replace(
+    request=request, sampled=weights_lib.Sampled(version, 0, adapter)
+  )
+
+
+def test_recorded_replies_are_read():
+  reply, turn = _recorded("turn", "w.0-0")
+  read = vllm.read_turn(reply, turn, {"w.0-0": 0})
+  assert len(read.ids) == len(read.logps) == 4 and max(read.logps) < 0
+  assert read.versions == (0,) * 4
+  reply, turn = _recorded("update", "w.0-0")
+  read = vllm.read_turn(reply, turn, {"w.0-0": 0, "w.1-1": 1})
+  assert read.versions == (0,) * 12 + (1,) * 138
+  reply, turn = _recorded("adapter", "w.1-1")
+  assert vllm.read_turn(reply, turn, {"w.1-1": 7}).versions == (7,) * 4
+  reply, turn = _recorded("scores", "w.0-0")
+  scores = vllm.read_scores(reply, turn.request.token_ids, turn.sampled)
+  assert len(scores) == 4 and max(scores) < 0
+  message = _recorded("missing", "")[0]["error"]["message"]
+  lost = weights_lib.Adapter("w.9-9", pathlib.Path("adapter"))
+  assert weights_lib.Sampled("w", 0, lost).is_refused_by(Exception(message))
 
 
 def test_weights_are_loaded_under_a_hidden_name_while_requests_wait(start):
