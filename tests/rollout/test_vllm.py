@@ -438,7 +438,7 @@ def test_memory_is_away_until_a_turn_and_weights_precede_the_cache(start):
     ("model_config", {"max_model_len": None}, "max_model_len None"),
     ("model_config", {"enable_sleep_mode": False}, "--enable-sleep-mode"),
     ("parallel_config", {"data_parallel_size": 2}, "data_parallel_size 2"),
-    ("parallel_config", {"_api_process_count": 2}, "a server for each"),
+    ("parallel_config", {"_api_process_count": 2}, "start several servers"),
     ("aux_output_config", {}, "--enable-return-routed-experts"),
   ],
 )

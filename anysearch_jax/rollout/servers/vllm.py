@@ -213,7 +213,7 @@ def _logp(entry: Any) -> Any:
   `replies.finite_logp` refuses other types.
   """
   logp = entry.get("logprob") if isinstance(entry, dict) else None
-  is_replaced = isinstance(logp, float) and logp <= _NOT_FINITE_LOGP
+  is_replaced = isinstance(logp, int | float) and logp <= _NOT_FINITE_LOGP
   return -math.inf if is_replaced else logp
 
 
@@ -345,8 +345,8 @@ class VllmServer(server.Server):
     for name in ("data_parallel_size", "_api_process_count"):
       if (count := self._setting("parallel_config", name)) != 1:
         raise self.error(
-          f"found {name} {count!r}, expected 1; start a server for each "
-          "replica and name all of them in servers.urls."
+          f"found {name} {count!r}, expected 1: adapters reach one process; "
+          "start several servers and name all of them in servers.urls."
         )
     longest = self._setting("model_config", "max_model_len")
     if type(longest) is not int:
