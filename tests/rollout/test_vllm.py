@@ -468,6 +468,8 @@ class _Changed(fake_vllm.Server):
   [
     (GENERATE, "--enable-scale-out"),
     ("/weight_info", "HTTP 404: Not Found Is it a vLLM server.*serve_vllm.sh"),
+    ("/openapi.json", "HTTP 404: Not Found Is it a vLLM server"),
+    ("/server_info", "HTTP 404: Not Found Is it a vLLM server"),
   ],
 )
 def test_a_server_without_a_route_is_refused(start, route, message):

@@ -299,14 +299,7 @@ class VllmServer(server.Server):
     await self.healthy()
 
   async def version(self, seconds: float = math.inf) -> str:
-    try:
-      info = await self.get("/weight_info", seconds)
-    except server.UnansweredError:
-      raise
-    except types.EngineError as error:
-      raise types.EngineError(
-        f"{error} Is it a vLLM server? If so, {_START}"
-      ) from None
+    info = await self._told("/weight_info", seconds)
     name = info.get("weight_version")
     if not isinstance(name, str):
       raise self.error(
@@ -315,11 +308,22 @@ class VllmServer(server.Server):
       )
     return name
 
+  async def _told(self, path: str, seconds: float = math.inf) -> server.Json:
+    """Returns what a server with all its routes tells at a path."""
+    try:
+      return await self.get(path, seconds)
+    except server.UnansweredError:
+      raise
+    except types.EngineError as error:
+      raise types.EngineError(
+        f"{error} Is it a vLLM server? If so, {_START}"
+      ) from None
+
   async def describe(self) -> server.Json:
-    routes = (await self.get("/openapi.json")).get("paths")
+    routes = (await self._told("/openapi.json")).get("paths")
     if not isinstance(routes, dict) or _GENERATE not in routes:
       raise self.error(f"it has no {_GENERATE} (--enable-scale-out); {_START}")
-    info = await self.get("/server_info?config_format=json")
+    info = await self._told("/server_info?config_format=json")
     config = info.get("vllm_config")
     if not isinstance(config, dict):
       raise self.error("it does not tell its vllm_config in its server_info.")
