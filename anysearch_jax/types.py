@@ -332,7 +332,7 @@ class GenerateRequest:
     stop: the turn ends when its decoded text contains one of these texts.
     temperature, top_p, top_k: see `config.SamplingConfig`; None: the engine's.
     repetition_penalty: divides the logits of tokens that occurred, 1 is off;
-      only SGLang servers apply it.
+      only servers apply it.
     may_search: whether the episode can still pay for a call of a tool. A chat
       model is not offered its tools otherwise; other engines ignore this.
     on_tokens: is called by the in-process engine with the ids that each of its

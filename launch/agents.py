@@ -101,7 +101,7 @@ def open_agent(
 
   Raises:
     ValueError: the policy or the retriever cannot be used.
-    types.EngineError: the SGLang servers cannot be used.
+    types.EngineError: the servers cannot be used.
   """
   from anysearch_jax.rollout import searching
 

@@ -198,7 +198,7 @@ def _check_values(
     ("--config.policy", config.policy),
     ("--config.retrieval.index", retrieval.index),
     ("--config.retrieval.encoder", retrieval.encoder),
-    ("--config.sglang.weights", config.sglang.weights),
+    ("--config.servers.weights", config.servers.weights),
   ]
   for argument in arguments:
     name, _, text = argument.partition("=")

@@ -123,7 +123,7 @@ def read_config() -> config_lib.ExperimentConfig:
   is_default = f.config is None
   if is_default:
     platform = "cpu" if platforms.expected() == "cpu" else "gpu"
-    preset = platform if f.hf and not f.sglang else ""
+    preset = platform if f.hf and not (f.sglang or f.vllm) else ""
     f["config"].value = f"configs/documents.py:{preset}"
   config = launch_flags.read_config()
   if is_default and f.hf:

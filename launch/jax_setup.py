@@ -41,7 +41,7 @@ XLA_FLAGS = {
     # https://github.com/openxla/xla/pull/35760
   }
 }
-# For a trainer whose GPUs SGLang servers share. Other allocators keep what is
+# For a trainer whose GPUs servers share. Other allocators keep what is
 # freed. This one returns it to the driver, so that servers have it while they
 # sample; training calls few large programs, for which it costs little:
 # https://docs.jax.dev/en/latest/gpu_memory_allocation.html

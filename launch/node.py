@@ -1,22 +1,23 @@
-r"""Trains on one node: a retriever, SGLang servers on some GPUs, the trainer.
+r"""Trains on one node: a retriever, servers on some GPUs, and the trainer.
 
     anysearch node --config=configs/qwen2_5_7b.py --dry_run
     anysearch node --config=configs/qwen2_5_7b.py --output=runs/x
 
 `mesh.trainer` and `mesh.rollout` name the GPUs, which must differ, unless
-servers and trainer take turns on them (`sglang.colocated`). SGLang servers are
-started if `engine.kind` is `sglang`, or if `mesh.rollout` has GPUs that are not
-in `mesh.trainer`, unless `--config.engine.kind=jax` is given.
-`launch/serve_sglang.sh` starts one; PYTHON in the environment is an interpreter
-with SGLang, or a script that runs it in a container, and STATIC the share of a
-GPU's memory for weights and KV cache. An index
-(`retrieval.kind`) is served by a process on the CPU. Each process logs to
+servers and trainer take turns on them (`servers.colocated`). Servers are
+started if `engine.kind` names their kind, or if `mesh.rollout` has GPUs that
+are not in `mesh.trainer`, unless `--config.engine.kind=jax` is given. They are
+SGLang's unless `--server=vllm` or `engine.kind` says otherwise.
+`launch/serve_sglang.sh` or `launch/serve_vllm.sh` starts one; PYTHON in the
+environment is an interpreter with that engine, or a script that runs it in a
+container, and STATIC the share of a GPU's memory for weights and KV cache. An
+index (`retrieval.kind`) is served by a process on the CPU. Each process logs to
 `<name>.log` in `<output>/logs`.
 
-A signal or a failing process stops the trainer first, see `supervisor`. An
-SGLang server that ends is restarted at most five times, and the trainer waits
-for it. The exit code is that of the trainer, or 1 if another process failed. To
-use servers of other nodes, pass `--servers=0 --config.sglang.urls=...`.
+A signal or a failing process stops the trainer first, see `supervisor`. A
+server that ends is restarted at most five times, and the trainer waits for it.
+The exit code is that of the trainer, or 1 if another process failed. To use
+servers of other nodes, pass `--servers=0 --config.servers.urls=...`.
 
     anysearch cluster --config=configs/qwen2_5_7b.py --nodes=4 \
         --output=/shared/run --dry_run
@@ -31,7 +32,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from absl import flags
 
@@ -45,9 +47,39 @@ from anysearch_jax.launch import (
   supervisor,
 )
 from anysearch_jax.launch import flags as launch_flags
-from anysearch_jax.rollout.servers import sglang
+from anysearch_jax.rollout.servers import sglang, vllm
 
-_SERVER_PYTHON = ".venv-sglang/bin/python"
+
+class _Starter(NamedTuple):
+  """How a server is started.
+
+  Attributes:
+    script: starts it.
+    python: its interpreter, unless PYTHON names another.
+    lending_flag: makes it able to lend its memory.
+    adapter_flags: returns the flags for adapters of a rank and targets.
+  """
+
+  script: str
+  python: str
+  lending_flag: str
+  adapter_flags: Callable[[int, Sequence[str]], list[str]]
+
+
+_STARTERS = {
+  "sglang": _Starter(
+    "launch/serve_sglang.sh",
+    ".venv-sglang/bin/python",
+    "--enable-memory-saver",
+    sglang.adapter_flags,
+  ),
+  "vllm": _Starter(
+    "launch/serve_vllm.sh",
+    ".venv-vllm/bin/python",
+    "--enable-sleep-mode",
+    vllm.adapter_flags,
+  ),
+}
 _RESTARTS = 5  # Per server; a server that ends more often is broken.
 # Flags that the command of a role has in another form, or not at all.
 _NOT_PASSED = ("config", "set_config", "output", "dry_run")
@@ -93,7 +125,7 @@ def run_parts(
   if serves:
     trainer_gpus = config.mesh.trainer or tuple(range(config.mesh.size))
     rollout = config.mesh.rollout
-    if config.sglang.colocated:
+    if config.servers.colocated:
       rollout = rollout or trainer_gpus
       servers = len(rollout) if servers is None else servers
       env |= jax_setup.SHARED_MEMORY
@@ -102,9 +134,9 @@ def run_parts(
       raise ValueError(
         f"mesh.rollout: found {rollout} for the servers and {trainer_gpus} for "
         "the trainer; expected GPUs that are not the trainer's, or "
-        "sglang.colocated=true, with which they take turns."
+        "servers.colocated=true, with which they take turns."
       )
-    urls = list(config.sglang.urls)
+    urls = list(config.servers.urls)
     if shares:
       ports = range(port, port + len(shares))
       urls = [f"http://127.0.0.1:{number}" for number in ports]
@@ -117,8 +149,8 @@ def run_parts(
         port=str(port + index),
       )
       services.append(part)
-    overrides["engine.kind"] = "sglang"
-    overrides["sglang.urls"] = ",".join(urls)
+    overrides["engine.kind"] = server_kind(config)
+    overrides["servers.urls"] = ",".join(urls)
     # CUDA_VISIBLE_DEVICES hides the other GPUs, so the trainer's count from 0.
     overrides["mesh.trainer"] = _indices(range(len(trainer_gpus)))
     overrides["mesh.rollout"] = "()"
@@ -132,13 +164,18 @@ def run_parts(
 def samples_by_servers(
   config: config_lib.ExperimentConfig, assignments: Sequence[str]
 ) -> bool:
-  """Returns whether a configuration uses SGLang servers; see the module.
+  """Returns whether a configuration uses servers; see the module.
 
   `assignments` are the overrides of the command line, as `path=value`.
   """
   is_given = any(text.startswith("engine.kind=") for text in assignments)
   separate = bool(set(config.mesh.rollout) - set(config.mesh.trainer))
-  return config.engine.kind == "sglang" or (separate and not is_given)
+  return config.engine.has_servers or (separate and not is_given)
+
+
+def server_kind(config: config_lib.ExperimentConfig) -> str:
+  """Returns the kind of the servers of a configuration that uses some."""
+  return config.engine.kind if config.engine.has_servers else "sglang"
 
 
 def _retriever(
@@ -163,7 +200,7 @@ def shared_gpus(
   if not gpus:
     raise ValueError(
       "mesh.rollout: found no GPUs for the servers, expected some beside the "
-      "trainer's, or --servers=0 and servers of other nodes in sglang.urls."
+      "trainer's, or --servers=0 and servers of other nodes in servers.urls."
     )
   if count is None:
     count = max(1, len(gpus) // 2)
@@ -185,7 +222,7 @@ def server(
   port: str,
   host: str = "127.0.0.1",
 ) -> supervisor.Part:
-  """Returns an SGLang server.
+  """Returns a server.
 
   Args:
     config: configuration of the run.
@@ -195,24 +232,25 @@ def server(
     port: port to listen at.
     host: address to listen at.
   """
-  script = shipped.find("launch/serve_sglang.sh")
+  starter = _STARTERS[server_kind(config)]
+  script = shipped.find(starter.script)
   command = [script, config.policy, port, "--dtype", config.compute_dtype]
-  if config.sglang.colocated:
-    command.append("--enable-memory-saver")
+  if config.servers.colocated:
+    command.append(starter.lending_flag)
   if config.objective.router != "own":
     command.append("--enable-return-routed-experts")
   if config.lora.rank:
-    command += sglang.adapter_flags(config.lora.rank, config.lora.targets)
+    command += starter.adapter_flags(config.lora.rank, config.lora.targets)
   env = {
     "CUDA_VISIBLE_DEVICES": gpus,
     "HOST": host,
-    "PYTHON": os.environ.get("PYTHON") or shipped.find(_SERVER_PYTHON),
+    "PYTHON": os.environ.get("PYTHON") or shipped.find(starter.python),
     "TP": str(size),
     "STATIC": os.environ.get("STATIC", "0.6"),
     "CONTEXT": str(config.episode.max_context),
   }
-  if config.sglang.deltas:
-    env["DELTAS"] = config.sglang.weights
+  if config.servers.deltas:
+    env["DELTAS"] = config.servers.weights
   health = f"http://127.0.0.1:{port}/health"
   # The trainer waits for a restarted server and sends it the weights.
   return supervisor.Part(
@@ -232,8 +270,8 @@ def trainer_config(
     return config
   return config_lib.changed(
     config,
-    engine={"kind": "sglang"},
-    sglang={"urls": config.sglang.urls or ("http://node:30000",)},
+    engine={"kind": server_kind(config)},
+    servers={"urls": config.servers.urls or ("http://node:30000",)},
     mesh={"trainer": (), "rollout": ()},
   )
 
@@ -244,15 +282,21 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "servers",
     None,
-    "SGLang servers to start on a node, which share mesh.rollout equally; "
+    "Servers to start on a node, which share mesh.rollout equally; "
     "default: one for every two GPUs, or one for each GPU that the trainer "
-    "shares. 0: start none and use those of sglang.urls.",
+    "shares. 0: start none and use those of servers.urls.",
     lower_bound=0,
+  )
+  flags.DEFINE_enum(
+    "server",
+    None,
+    [*_STARTERS],
+    "Kind of these servers; default: engine.kind, or SGLang's.",
   )
   flags.DEFINE_integer(
     "port",
     30000,
-    "TCP port of the first SGLang server; the others take the next ones.",
+    "TCP port of the first server; the others take the next ones.",
     1,
     65535,
   )
@@ -288,6 +332,13 @@ def _flags_to_pass(module: str) -> list[str]:
 def main(argv: Sequence[str]) -> int:
   config = launch_flags.read_config()
   f = flags.FLAGS
+  if f.server:
+    if any(text.startswith("engine.kind=") for text in f.set_config):
+      raise ValueError(
+        f"--server={f.server}: found --config.engine.kind too, expected one of "
+        "them."
+      )
+    config = config_lib.changed(config, engine={"kind": f.server})
   output = launch_flags.run_folder(config, f.output)
   arguments = [
     f"--config={f.config}",
@@ -296,6 +347,12 @@ def main(argv: Sequence[str]) -> int:
     *_flags_to_pass(launch_flags.__name__),
   ]
   serves = samples_by_servers(config, f.set_config)
+  if f.target and serves and server_kind(config) == "vllm":
+    raise ValueError(
+      "--target: found vLLM servers, expected SGLang's: jobs of a cluster do "
+      "not start vLLM. Start its servers yourself and name them in "
+      "servers.urls of a training."
+    )
   training = 1
   if f.nodes > 1 and not f.target:
     raise ValueError(f"--nodes: found {f.nodes}, expected --target with it.")
@@ -372,6 +429,7 @@ if __name__ == "__main__":
       "output",
       "dry_run",
       "servers",
+      "server",
       "port",
       "target",
       "nodes",

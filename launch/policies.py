@@ -32,6 +32,8 @@ if typing.TYPE_CHECKING:
   from anysearch_jax.launch import local_model
   from anysearch_jax.rollout import endpoints
 
+# Flags with addresses of servers, by their `engine.kind`.
+_SERVERS = ("sglang", "vllm")
 _KINDS = ("hf", "checkpoint", "scripted", "local")
 # The value of --scripted that is no policy but a way to ask one.
 _PLAIN_RETRIEVAL = "rag"
@@ -78,6 +80,7 @@ def define_flags() -> None:
     "Addresses of SGLang servers that sample the policy of --hf or "
     "--checkpoint, separated by commas; default: an engine in this process.",
   )
+  flags.DEFINE_list("vllm", [], "As --sglang, of vLLM servers.")
   flags.DEFINE_string(
     "openai",
     None,
@@ -165,7 +168,7 @@ def read_flags(
   ]
   url = f.openai
   model = f.openai_model
-  has_policy = url or choices or config.policy or f.sglang
+  has_policy = url or choices or config.policy or f.sglang or f.vllm
   if finds_servers and not has_policy and (f.documents or f.index):
     from anysearch_jax.launch import local_servers
 
@@ -181,21 +184,24 @@ def read_flags(
       f"Found {len([n for n in choices if n.name])} policies, expected one of "
       "--openai=URL (Ollama, llama.cpp, vLLM, SGLang or a hosted model), "
       "--local=FILE.gguf, --hf=FOLDER, --checkpoint=RUN and --scripted, or "
-      "config.policy. With --sglang=URL, --hf names the folder that the "
-      "servers serve."
+      "config.policy. With --sglang=URL or --vllm=URL, --hf names the folder "
+      "that the servers serve."
     )
   (choice,) = choices
   if choice.kind == "hf":
     choice = choice._replace(name=shipped.find_policy(choice.name))
   config = dataclasses.replace(config, policy=choice.name)
-  config = with_servers(config, f.sglang)
+  if f.sglang and f.vllm:
+    raise app.UsageError("--sglang and --vllm: expected one of them.")
+  for kind in _SERVERS:
+    config = with_servers(config, getattr(f, kind), kind=kind)
   # Reads the values alone, so a wrong one is refused before JAX is imported.
   validation.check_settings(config, trains=False, samples=choice.is_local)
   retrievers.validate(config.retrieval)
   if choice.kind not in ("openai", "local"):
     return config, choice
   _require_paths(config)
-  for name in ("checkpoint", "scripted", "sglang", "local"):
+  for name in ("checkpoint", "scripted", *_SERVERS, "local"):
     value = getattr(f, name)
     if value and name != choice.kind and value != _PLAIN_RETRIEVAL:
       raise app.UsageError(
@@ -252,7 +258,7 @@ def _read_base_url(config: config_lib.ExperimentConfig) -> None:
   """Takes the model at `OPENAI_BASE_URL` if nothing else names a policy."""
   f = flags.FLAGS
   url = os.environ.get(_BASE_URL)
-  names = ("openai", "sglang", *_KINDS)
+  names = ("openai", *_SERVERS, *_KINDS)
   values = [getattr(f, name) for name in names if getattr(f, name)]
   if url and not config.policy and values in ([], [_PLAIN_RETRIEVAL]):
     f["openai"].value = url
@@ -316,19 +322,24 @@ def _open_endpoint(
 
 
 def with_servers(
-  config: config_lib.ExperimentConfig, urls: Sequence[str]
+  config: config_lib.ExperimentConfig, urls: Sequence[str], *, kind: str
 ) -> config_lib.ExperimentConfig:
-  """Returns the configuration, with the SGLang servers at `urls` if any.
+  """Returns the configuration, with the servers at `urls` if any.
 
-  With SGLang servers, from flags or from the configuration, this process needs
-  only one device, because the weights just pass through it. The configured mesh
-  is for training and is dropped.
+  With servers, from flags or from the configuration, this process needs only
+  one device, because the weights just pass through it. The configured mesh is
+  for training and is dropped.
+
+  Args:
+    config: the configuration of the flags.
+    urls: addresses of servers; none: those of the configuration.
+    kind: their `engine.kind`.
   """
   if urls:
     config = config_lib.changed(
-      config, engine={"kind": "sglang"}, sglang={"urls": tuple(urls)}
+      config, engine={"kind": kind}, servers={"urls": tuple(urls)}
     )
-  if config.engine.kind == "sglang":
+  if config.engine.has_servers:
     config = dataclasses.replace(config, mesh=config_lib.MeshConfig())
   return config
 
@@ -337,8 +348,7 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
   """Returns architecture and tokenizer of `config.policy`.
 
   Raises:
-    ValueError: there is no such policy, or the SGLang servers' API key cannot
-      be read.
+    ValueError: there is no such policy, or the servers' API key cannot be read.
   """
   from anysearch_jax.policy import hf
 
@@ -347,10 +357,10 @@ def describe(config: config_lib.ExperimentConfig) -> tuple[Any, Any]:
       "policy: found nothing, expected a Hugging Face folder "
       "(--config.policy=FOLDER)."
     )
-  if config.engine.kind == "sglang":
+  if config.engine.has_servers:
     from anysearch_jax.rollout.servers import server as server_lib
 
-    server_lib.read_key(config.sglang)
+    server_lib.read_key(config.servers)
   return hf.describe(config.policy)
 
 
@@ -401,7 +411,7 @@ def check_playable(
         )
       folder = str(run / "source")
     a, codec = describe(dataclasses.replace(config, policy=folder))
-    if config.engine.kind != "sglang":
+    if not config.engine.has_servers:
       jax_setup.refuse_cpu(a, allow=allow_cpu)
     placement.check_playing(a, config)
   from anysearch_jax.methods import systems

@@ -266,11 +266,11 @@ def _model(config: config_lib.ExperimentConfig, name: str) -> Any:
 
   c = config.retrieval.model
   if name == "policy":
-    if c.repetition_penalty != 1 and config.engine.kind != "sglang":
+    if c.repetition_penalty != 1 and not config.engine.has_servers:
       raise ValueError(
         f"retrieval.model.repetition_penalty: found {c.repetition_penalty:g} "
-        "for the policy's own engine, which has none; expected 1, SGLang "
-        "servers (engine.kind), or a model at an address."
+        "for the policy's own engine, which has none; expected 1, servers "
+        "(engine.kind), or a model at an address."
       )
     stops = systems.of_episode(config.episode).stops
     return text_model.EngineModel(c, stop=stops)

@@ -41,9 +41,9 @@ from anysearch_jax.policy import lora, table, tensor_files
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.policy import tokenizer as tokenizer_lib
 from anysearch_jax.rollout import driver, episode, searching
+from anysearch_jax.rollout.servers import dialects
 from anysearch_jax.rollout.servers import fleet as fleet_lib
 from anysearch_jax.rollout.servers import server as server_lib
-from anysearch_jax.rollout.servers import sglang
 from anysearch_jax.rollout.servers import weights as weights_lib
 from anysearch_jax.training import (
   health,
@@ -81,7 +81,7 @@ class Checks:
 
   def all(self) -> Iterator[tuple[str, Check]]:
     """Yields the checks by name; run each before asking for the next one."""
-    has_servers = self.config.engine.kind == "sglang"
+    has_servers = self.config.engine.has_servers
     yield "config", self.configuration
     yield "policy", self.policy
     # Without a policy these would only report the same problem again.
@@ -153,13 +153,13 @@ class Checks:
     )
 
   def handed_over(self) -> Finding:
-    """Checks the space for the weights that SGLang servers read."""
-    c = self.config.sglang
+    """Checks the space for the weights that servers read."""
+    c = self.config.servers
     return check_space(
       weights_lib.folder(c.weights, c.urls),
       footprint(self._policy[0], self.config).handed,
       "give it more (docker run --shm-size, mount -o remount,size=...), or "
-      "name another folder in sglang.weights.",
+      "name another folder in servers.weights.",
     )
 
   def output(self) -> Finding:
@@ -236,18 +236,20 @@ class Checks:
     )
 
   def servers(self) -> Iterator[Finding]:
-    """Checks that the SGLang servers, and the router of turns, answer."""
-    c = self.config.sglang
-    client, make = server_lib.connect(sglang.SglangServer, c, Counter())
+    """Checks that the servers, and the router of turns, answer."""
+    c = self.config.servers
+    dialect = dialects.BY_KIND[self.config.engine.kind]
+    client, make = server_lib.connect(dialect, c, Counter())
     try:
       urls: Sequence[str] = c.urls
       if c.gateway:
         urls = loop.run(fleet_lib.listed_workers(make(c.gateway)))
         if not urls:
           yield problem(f"{c.gateway} lists no SGLang server", "add one.")
-      routers = [c.router] if c.router else []
-      for url in [*urls, *routers]:
+      for url in urls:
         yield loop.run(_server(make(url)))
+      if c.router:
+        yield loop.run(_server(make(c.router), samples=False))
     except types.EngineError as error:
       yield problem(str(error))
     finally:
@@ -368,12 +370,18 @@ def check_space(folder: pathlib.Path, needed: int, advice: str) -> Finding:
   return ok(space)
 
 
-async def _server(server: server_lib.Server) -> Finding:
+async def _server(
+  server: server_lib.Server, *, samples: bool = True
+) -> Finding:
+  """Checks that a server answers and, if it samples, has what a run needs."""
   try:
     await server.healthy()
+    if not samples:
+      return ok(f"{server.url} answers")
+    server.info = await server.describe()
+    return ok(f"{server.url} answers, in contexts of {server.context()} tokens")
   except types.EngineError as error:
     return problem(str(error))
-  return ok(f"{server.url} answers")
 
 
 def check_answers(
@@ -499,7 +507,7 @@ class Footprint(NamedTuple):
   Attributes:
     disk: of the run folder: the checkpoints that exist at a time, the export,
       and the recorded trajectories, if all have the maximum length.
-    handed: of the current weights, which SGLang servers read.
+    handed: of the current weights, which servers read.
   """
 
   disk: int

@@ -5,10 +5,10 @@
 # Settings, by environment: PYTHON (of that environment), HOST, TP (GPUs that
 # the policy is cut over), STATIC (share of their memory for weights and KV
 # cache), CONTEXT (episode.max_context), CUDA_VISIBLE_DEVICES. A server on the
-# trainer's GPU (sglang.colocated) needs the flag --enable-memory-saver. A run
+# trainer's GPU (servers.colocated) needs the flag --enable-memory-saver. A run
 # that trains adapters (lora.rank) sends only them to servers started with LORA,
 # that rank.
-# DELTAS, the folder of sglang.weights, is for a run with sglang.deltas: this host
+# DELTAS, the folder of servers.weights, is for a run with servers.deltas: this host
 # then keeps a copy of the weights in RAM and patches it.
 # Whoever reaches a server can give it other weights. So one whose HOST is not
 # this machine's loopback asks for a key: the one in KEY_FILE (by default
@@ -56,7 +56,7 @@ then
   secured=(--config "$file.yaml")
   echo "$0: this server asks for the key in $file. On the trainer's node:" >&2
   echo "    export SGLANG_KEY=\$(cat $file)" >&2
-  echo "    ... --config.sglang.api_key_variable=SGLANG_KEY" >&2
+  echo "    ... --config.servers.api_key_variable=SGLANG_KEY" >&2
 fi
 
 adapters=()

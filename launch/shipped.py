@@ -15,7 +15,7 @@ from anysearch_jax.launch import stopping
 from anysearch_jax.policy import converted
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-_FOLDERS = ("configs", "launch", ".venv-sglang")
+_FOLDERS = ("configs", "launch", ".venv-sglang", ".venv-vllm")
 
 
 def python() -> list[str]:

@@ -299,7 +299,7 @@ def _begin(
 
   a, codec = policies.describe(config)
   jax_setup.refuse_cpu(a, allow=flags.FLAGS.allow_cpu)
-  check_alone(config.sglang)
+  check_alone(config.servers)
   placement.check_devices(a, config)
   source = parts.source(config)
   questions = _questions(config, source)
@@ -322,7 +322,7 @@ def _begin(
   return questions, retriever, parts.provenance(config, retriever, questions)
 
 
-def check_alone(config: config_lib.SglangConfig) -> None:
+def check_alone(config: config_lib.ServersConfig) -> None:
   """Refuses a folder of deltas that another run uses.
 
   Raises:
@@ -338,10 +338,10 @@ def check_alone(config: config_lib.SglangConfig) -> None:
   for folder in sorted(own_folder.parent.glob(f"{prefix}-*")):
     if folder != own_folder:
       raise ValueError(
-        f"sglang.weights: found {folder} of another run, expected a folder for "
-        "this run alone with sglang.deltas, because hosts patch their copies "
-        "by the newest delta in it. Name another folder, here and as DELTAS of "
-        "the servers, or remove that one if its run has ended."
+        f"servers.weights: found {folder} of another run, expected a folder "
+        "for this run alone with servers.deltas, because hosts patch their "
+        "copies by the newest delta in it. Name another folder, here and as "
+        "DELTAS of the servers, or remove that one if its run has ended."
       )
 
 

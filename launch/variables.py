@@ -29,6 +29,7 @@ _OTHERS = frozenset(
     "TEST_ALL",
     "TOKENIZERS",
     "URL",
+    "VLLM_PYTHON",
     "WRITE_PAGES",
   )
 )

@@ -188,7 +188,7 @@ def engines_of(
     served = aj.config.changed(
       config,
       engine={"kind": "sglang"},
-      sglang={"urls": (options.sglang,)},
+      servers={"urls": (options.sglang,)},
     )
     engines["d"] = aj.make_engine(policy, served, seed=0)
   return engines, synchronous

@@ -36,7 +36,7 @@ from anysearch_jax.config.rollout import (
   RetrievalConfig,
   SamplingConfig,
   SearchConfig,
-  SglangConfig,
+  ServersConfig,
   TextModelConfig,
 )
 from anysearch_jax.config.settings import (
@@ -206,7 +206,7 @@ class ExperimentConfig:
   episode: EpisodeConfig = EpisodeConfig()
   sampling: SamplingConfig = SamplingConfig()
   engine: EngineConfig = EngineConfig()
-  sglang: SglangConfig = SglangConfig()
+  servers: ServersConfig = ServersConfig()
   agents: AgentsConfig = AgentsConfig()
   retrieval: RetrievalConfig = RetrievalConfig()
   search: SearchConfig = SearchConfig()
@@ -222,8 +222,8 @@ class ExperimentConfig:
 
   @property
   def servers_share(self) -> bool:
-    """Whether SGLang servers sample on the GPUs that train."""
-    return self.engine.kind == "sglang" and self.sglang.colocated
+    """Whether servers sample on the GPUs that train."""
+    return self.engine.has_servers and self.servers.colocated
 
 
 def changed(config: ExperimentConfig, **values: Any) -> ExperimentConfig:

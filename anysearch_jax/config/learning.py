@@ -241,10 +241,10 @@ class PipelineConfig:
   """Whether running episodes continue with new weights as soon as these are
   published. A rollout then has tokens of several versions, none older than
   `async_level` allows, and results depend on timing. Needs servers: engine.kind
-  'sglang'."""
+  `sglang` or `vllm`."""
   offload: str = placement("none", one_of("none", "moments", "state"))
   """Part of the training state that is in host memory while the same devices
-  sample, in process or by `sglang.colocated`: `none`, `moments` (the
+  sample, in process or by `servers.colocated`: `none`, `moments` (the
   optimizer's) or `state` (also the float32 masters). It costs two copies a
   rollout and needs async_level 0.
   anysearch plan says where sampling does not fit without it."""

@@ -105,8 +105,9 @@ class EngineConfig:
   The in-process one compiles each call size once.
   """
 
-  kind: str = placement("jax", one_of("jax", "sglang"))
-  """`jax`, the engine in this process, or `sglang`, servers over HTTP."""
+  kind: str = placement("jax", one_of("jax", "sglang", "vllm"))
+  """`jax`, the engine in this process; `sglang` or `vllm`, servers over HTTP.
+  """
   slots: int = placement(80, at_least(1))
   """Episodes whose KV cache is kept at the same time."""
   max_context: int = placement(544, at_least(1))
@@ -147,20 +148,26 @@ class EngineConfig:
   the next rollout, if the in-process engine shares devices with training and
   they take turns (`pipeline.async_level` 0)."""
 
+  @property
+  def has_servers(self) -> bool:
+    """Whether servers over HTTP sample."""
+    return self.kind != "jax"
+
 
 @dataclasses.dataclass(frozen=True)
-class SglangConfig:
-  """SGLang servers that sample, if `engine.kind` is `sglang`."""
+class ServersConfig:
+  """SGLang or vLLM servers that sample, if `engine.kind` names them."""
 
   urls: tuple[str, ...] = placement(("http://127.0.0.1:30000",))
   """Addresses of the servers; a question stays with one of them while it is up.
   """
   gateway: str = placement("")
   """Address of an smg gateway, started with --enable-rl, that lists the servers
-  instead of `urls`. Servers may join and leave during a run."""
+  instead of `urls`. Servers may join and leave during a run. SGLang only."""
   router: str = placement("")
   """Address of a router that gets the turns and chooses a server for each; "":
-  turns go straight to the servers. Weights and health requests always do."""
+  turns go straight to the servers. Weights and health requests always do.
+  SGLang only."""
   deadline: float = placement(600.0, POSITIVE)
   """Seconds of one turn."""
   retries: int = placement(3, at_least(0))
@@ -174,11 +181,12 @@ class SglangConfig:
   deltas: bool = placement(False)
   """Whether only changed weights are written to `weights`, a folder of this run
   that all hosts can read; launch/serve_sglang.sh patches their copies with them
-  (DELTAS)."""
+  (DELTAS). SGLang only."""
   colocated: bool = placement(False)
   """Whether the servers are on the trainer's own GPUs, started with
-  --enable-memory-saver. They release their memory before each training and get
-  it back with the next turn; needs `pipeline.async_level` 0."""
+  --enable-memory-saver (SGLang) or --enable-sleep-mode (vLLM). They
+  release their memory before each training and get it back with the next turn;
+  needs `pipeline.async_level` 0."""
   api_key_variable: str = placement("")
   """Environment variable with the servers' key; "": no key."""
 
@@ -247,7 +255,7 @@ class TextModelConfig:
   """Probability mass that is sampled from at that address."""
   repetition_penalty: float = learning(1.0, POSITIVE)
   """Divides the logits of tokens that occurred; 1 is off. Of the policy, only
-  SGLang servers apply it."""
+  servers apply it."""
   max_tokens: int = learning(600, at_least(1))
   """Limit on the tokens of a reply."""
   deadline: float = placement(60.0, POSITIVE)

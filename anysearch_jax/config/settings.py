@@ -261,6 +261,15 @@ def require(name: str, value: str, names: Collection[str]) -> None:
     raise unknown(name, value, names)
 
 
+# Groups that earlier versions saved under another name.
+_PRESENT_NAMES = {"sglang": "servers"}
+
+
+def _with_present_names(saved: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a saved configuration with the present names of its groups."""
+  return {_PRESENT_NAMES.get(key, key): value for key, value in saved.items()}
+
+
 def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
   """Builds config dataclass `cls` from nested plain values, strictly.
 
@@ -268,6 +277,7 @@ def from_dict(cls: type, values: Mapping[str, Any], *, path: str = "config"):
     ValueError: a key is unknown or a value has the wrong type; the message
       names its path.
   """
+  values = _with_present_names(values)
   hints = typing.get_type_hints(cls)
   fields = {field.name for field in dataclasses.fields(cls)}
   unknown_keys = sorted(set(values) - fields)
@@ -397,7 +407,11 @@ def changes(stored: Mapping[str, Any], config: Any) -> list[Change]:
   """
   old, new, default = (
     dict(leaves(json.loads(json.dumps(values))))
-    for values in (stored, to_dict(config), to_dict(type(config)()))
+    for values in (
+      _with_present_names(stored),
+      to_dict(config),
+      to_dict(type(config)()),
+    )
   )
   metas = {setting.path: setting.meta for setting in listed(config)}
   old = default | old

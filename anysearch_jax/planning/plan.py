@@ -310,7 +310,7 @@ def _servers_sentence(
   decode: compilation.Part,
   target: targets.Target,
 ) -> list[str]:
-  """States the memory of SGLang servers on the training devices, if any."""
+  """States the memory of servers on the training devices, if any."""
   if not config.servers_share:
     return []
   trainer_bytes = sum(decode.held.values())
@@ -318,7 +318,7 @@ def _servers_sentence(
   server_bytes = target.capacity - trainer_bytes
   share = max(0.0, server_bytes / target.hardware.memory)
   return [
-    "SGLang servers have these devices while they sample (sglang.colocated), "
+    "The servers have these devices while they sample (servers.colocated), "
     f"beside {gib(trainer_bytes)} GiB of the trainer: weights "
     f"({gib(weight_bytes)} GiB), KV cache and CUDA graphs may take "
     f"{math.floor(100 * share) / 100} of a device, STATIC somewhat less. "
@@ -329,16 +329,18 @@ def _servers_sentence(
 def sent_bytes_sentence(
   config: config_lib.ExperimentConfig, a: architecture_lib.Architecture
 ) -> list[str]:
-  """States the bytes of a version that SGLang servers get, if any."""
-  if config.engine.kind != "sglang":
+  """States the bytes of a version that servers get, if any."""
+  if not config.engine.has_servers:
     return []
   size = jnp.dtype(config.compute_dtype).itemsize
   whole = f"{size * weights.count(table.base_rows(a)) / 1e9:.1f} GB"
   if config.lora.rank:
     adapted = table.adapter_rows(lora.attach(a, config.lora))
     return [
-      f"SGLang servers get {size * weights.count(adapted) / 1e6:.0f} MB of "
+      f"Servers get {size * weights.count(adapted) / 1e6:.0f} MB of "
       f"adapters a version, and once {whole} of the base."
     ]
-  delta = " at most, as deltas (sglang.deltas)" if config.sglang.deltas else ""
-  return [f"SGLang servers get {whole} a version{delta}."]
+  delta = (
+    " at most, as deltas (servers.deltas)" if config.servers.deltas else ""
+  )
+  return [f"Servers get {whole} a version{delta}."]

@@ -37,15 +37,15 @@ def make(
   """
   dtype = jnp.dtype(config.compute_dtype)
   records = trains and config.objective.router != "own"
-  if config.engine.kind == "sglang":
+  if config.engine.has_servers:
     # Imported late: the in-process engine needs no HTTP.
+    from anysearch_jax.rollout.servers import dialects
     from anysearch_jax.rollout.servers import engine as servers_engine
-    from anysearch_jax.rollout.servers import sglang
 
     return servers_engine.ServersEngine(
       policy,
-      dialect=sglang.SglangServer,
-      config=config.sglang,
+      dialect=dialects.BY_KIND[config.engine.kind],
+      config=config.servers,
       sampling=config.sampling,
       seed=seed,
       dtype=dtype,

@@ -327,7 +327,7 @@ class Phases:
     self._learner = learner
     self._offload = config.pipeline.offload
     frees = config.servers_share
-    if config.engine.kind != "sglang":
+    if not config.engine.has_servers:
       frees = config.engine.free_kv_while_training
     level = config.pipeline.async_level
     self._engine: types.CachingEngine | None = None

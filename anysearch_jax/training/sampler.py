@@ -194,7 +194,7 @@ class Sampler:
       except OSError as error:
         raise types.EngineError(
           f"The weights of version {version} could not be handed over: {error}."
-          " Look at the disk or folder (sglang.weights), then start the same "
+          " Look at the disk or folder (servers.weights), then start the same "
           "command again."
         ) from error
 

@@ -21,6 +21,8 @@ from anysearch_jax.host import plugins
 if TYPE_CHECKING:
   from anysearch_jax.algorithms import method as method_lib
 
+# Settings of `servers` that vLLM servers cannot follow.
+_SGLANG_SETTINGS = ("gateway", "router", "deltas")
 # Texts before a tag with which a tokenizer could merge it.
 _BEFORE_TAGS = ("a ", "a.", "a\n", "a", "?")
 
@@ -107,10 +109,16 @@ def validate(
   for name, _ in prices.tools:
     tools = [tool.name for tool in environment.tools]
     settings.require("evaluation.tool_prices", name, tools)
-  if samples and config.engine.kind == "sglang":
+  if samples and config.engine.has_servers:
     from anysearch_jax.rollout.servers import server as server_lib
 
-    server_lib.validate(config.sglang)
+    server_lib.validate(config.servers)
+    for name in _SGLANG_SETTINGS if config.engine.kind == "vllm" else ():
+      if value := getattr(config.servers, name):
+        raise ValueError(
+          f"servers.{name}: found {value!r} with engine.kind 'vllm', expected "
+          "'sglang': vLLM servers have none of it, see docs/rollouts.md."
+        )
   elif samples:
     kv_memory.validate(config.engine)
   if method is None:
@@ -122,7 +130,7 @@ def validate(
       f"pipeline.async_level: found {level} in {processes} processes with "
       "engine.kind 'jax', expected 0: processes that sample and train at the "
       "same time would wait for each other in different orders. Set 0, train "
-      "in one process, or let servers sample (engine.kind sglang)."
+      "in one process, or let servers sample (engine.kind sglang or vllm)."
     )
   scores_alone = kind == "jax" and not level and processes == 1
   is_exact = scores_alone and config.objective.old_logp == "engine"
@@ -461,15 +469,15 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
       "and importance_cap 0, where nothing tells tokens of older weights from "
       "the trainer's own; set importance_cap (2.0, say) or old_logp 'engine'."
     )
-  if pipeline.partial and not (level and kind == "sglang"):
+  if pipeline.partial and not (level and config.engine.has_servers):
     raise ValueError(
       f"pipeline.partial: found True with pipeline.async_level {level} and "
-      f"engine.kind {kind!r}, expected at least 1 and 'sglang': only then are "
-      "there new weights while servers sample."
+      f"engine.kind {kind!r}, expected at least 1 and 'sglang' or 'vllm': "
+      "only then are there new weights while servers sample."
     )
   if level and config.servers_share:
     raise ValueError(
-      f"sglang.colocated: found True with pipeline.async_level {level}, "
+      f"servers.colocated: found True with pipeline.async_level {level}, "
       "expected 0: on the trainer's GPUs servers sample while nothing trains."
     )
   if pipeline.offload != "none" and (
@@ -477,14 +485,14 @@ def _pipeline(config: config_lib.ExperimentConfig) -> None:
   ):
     raise ValueError(
       f"pipeline.offload: found {pipeline.offload!r} with pipeline.async_level "
-      f"{level} and engine.kind {kind!r}, expected 0 and 'jax', or 'sglang' "
-      "with sglang.colocated: only then do sampling and training take turns on "
-      "the same devices. Set pipeline.offload none."
+      f"{level} and engine.kind {kind!r}, expected 0 and 'jax', or servers "
+      "with servers.colocated: only then do sampling and training take turns "
+      "on the same devices. Set pipeline.offload none."
     )
   turn = config.episode.turn_deadline
-  deadline = config.sglang.deadline
+  deadline = config.servers.deadline
   # Otherwise the driver gives up turns that the engine still waits for.
-  if kind == "sglang" and turn < deadline:
+  if config.engine.has_servers and turn < deadline:
     raise ValueError(
       f"episode.turn_deadline: found {turn}, expected at least {deadline}."
     )

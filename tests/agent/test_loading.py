@@ -211,7 +211,7 @@ def test_servers_that_a_stored_configuration_names_are_not_asked(
     config = config_lib.changed(
       CONFIG,
       engine={"kind": "sglang"},
-      sglang={"urls": (url,), "api_key_variable": "MY_SECRET"},
+      servers={"urls": (url,), "api_key_variable": "MY_SECRET"},
     )
     values = config_settings.to_dict(config)
     (run / "config.json").write_text(json.dumps(values))

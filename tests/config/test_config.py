@@ -116,11 +116,24 @@ def test_changes_are_named_with_their_kind_and_both_values():
 
 def test_a_setting_that_was_not_stored_had_its_default():
   old = stored()
-  del old["watch"]["max_kl"], old["sglang"]
+  del old["watch"]["max_kl"], old["servers"]
   assert config_settings.changes(old, CONFIG) == []
   config = flags.override(CONFIG, ["watch.max_kl=2"])
   (changed,) = config_settings.changes(old, config)
   assert (changed.path, changed.old, changed.new) == ("watch.max_kl", 1, 2)
+
+
+def test_a_group_that_was_saved_under_its_old_name_is_read():
+  old = stored()
+  old["sglang"] = old.pop("servers") | {"wait": 7.0}
+  (changed,) = config_settings.changes(old, CONFIG)
+  assert (changed.path, changed.old, changed.new) == (
+    "servers.wait",
+    7.0,
+    300.0,
+  )
+  read = config_settings.from_dict(type(CONFIG), old)
+  assert read == config_lib.changed(CONFIG, servers={"wait": 7.0})
 
 
 def test_a_removed_setting_is_a_change_of_learning():

@@ -79,7 +79,7 @@ def world(tmp_path):
       episode={"max_generated": 20, "max_context": 56}
       | {"search_deadline": 10.0, "turn_deadline": 30.0},
       engine=config_lib.EngineConfig(kind="sglang", max_context=60),
-      sglang={"retries": 1, "deadline": 20.0, "weights": str(tmp_path / "ram")}
+      servers={"retries": 1, "deadline": 20.0, "weights": str(tmp_path / "ram")}
       | sglang,
       retrieval={"log": str(tmp_path / "answers.sqlite")} | retrieval,
       data={"source": "prepared", "path": str(tmp_path / "qa")},

@@ -66,11 +66,12 @@ def refused(command, folder, flags, *more):
     ("data.path=qa", "data.path: found 'qa' with data.source 'world', which"),
     ("retrieval.kind=index retrieval.index=x", f"found 'index' {WORLD}"),
     ("retrieval.kind=http retrieval.url=http://a:1", f"found 'http' {WORLD}"),
-    ("engine.kind=sglang sglang.urls=a:1", "sglang.urls: found 'a:1', expec"),
+    ("engine.kind=sglang servers.urls=a:1", "servers.urls: found 'a:1', expec"),
     (
-      "engine.kind=sglang sglang.api_key_variable=NO",
+      "engine.kind=sglang servers.api_key_variable=NO",
       "NO is not set; expected",
     ),
+    ("engine.kind=vllm servers.urls=a:1", "servers.urls: found 'a:1', expec"),
   ],
 )
 def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
@@ -83,7 +84,7 @@ def test_training_refuses(flags, sentence, tmp_path, nothing_loads):
 @pytest.mark.parametrize(
   ("flags", "sentence"),
   [
-    ("engine.kind=vllm", "engine.kind: found 'vllm', expected one of"),
+    ("engine.kind=tgi", "engine.kind: found 'tgi', expected one of"),
     ("retrieval.kind=any", "retrieval.kind: found 'any', expected"),
     (
       "checkpoint.keep_best=1 checkpoint.best_metric=em",
@@ -110,7 +111,8 @@ def test_a_dry_run_refuses_what_training_would(flags, sentence, tmp_path):
     ("--hf=configs", "configs: no config.json; expected a Hugging Face folder"),
     ("--checkpoint=configs", "configs: no source/; expected the folder of a"),
     ("--scripted=nowhere:x", "ModuleNotFoundError: No module named 'nowhere'"),
-    ("--sglang=a:1", "sglang.urls: found 'a:1', expected addresses such as"),
+    ("--sglang=a:1", "servers.urls: found 'a:1', expected addresses such as"),
+    ("--vllm=a:1", "servers.urls: found 'a:1', expected addresses such as"),
     ("--split=none", "Found split 'none'; expected train, dev, held-out."),
     ("--config.evaluation.datasets=nq", "Dataset 'nq': data.source 'world' "),
   ],

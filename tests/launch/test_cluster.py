@@ -48,12 +48,12 @@ def test_a_trainer_finds_the_other_roles_by_name():
   words = shlex.split(line)
   expected = (
     *("--coordinator=$first:8400", "--processes=2", "--process=$rank"),
-    *("--config.engine.kind=sglang", "--config.sglang.urls=$urls"),
+    *("--config.engine.kind=sglang", "--config.servers.urls=$urls"),
     "--config.retrieval.url=http://$retriever:8000",
     # Servers may load for as long.
-    *("--config.sglang.wait=1800.0", "--config.sglang.weights=run/weights"),
+    *("--config.servers.wait=1800.0", "--config.servers.weights=run/weights"),
     "--config.retrieval.key_variable=RETRIEVER_KEY",
-    "--config.sglang.api_key_variable=SGLANG_KEY",
+    "--config.servers.api_key_variable=SGLANG_KEY",
   )
   assert set(expected) <= set(words)
 
@@ -72,7 +72,7 @@ def test_without_servers_every_node_trains_and_samples():
   args = PAPER, TWO, "--nodes=4", "--target=slurm", *JAX_ALONE
   script = written(*args)
   assert "serve()" not in script and "retriever()" in script
-  assert "--processes=4" in script and "sglang.urls" not in script
+  assert "--processes=4" in script and "servers.urls" not in script
 
 
 # What the manifest may have of a JobSet (v1alpha2) and of a pod (v1), with the
@@ -275,7 +275,7 @@ def test_values_of_a_job_file_stay_values(target, value, tmp_path):
 UNWRITABLE = "\n", "\r", "\0", "\x1b", "\x85", "\u2028", "\ufeff", "\udc80"
 REACH_A_FILE = (
   *("--output", "--image", "--claim", "--accelerator", "--cache"),
-  *("--config.policy", "--config.retrieval.index", "--config.sglang.weights"),
+  *("--config.policy", "--config.retrieval.index", "--config.servers.weights"),
 )
 
 
@@ -409,8 +409,8 @@ def test_shellcheck_finds_nothing_in_the_script(tmp_path, flags):
     ),
     (["--nodes=4"], "4 devices, expected those of whole nodes of 8, 1 to 3"),
     (
-      ["--nodes=2", ONE, "--config.sglang.colocated=true"],
-      "sglang.colocated: found True with pipeline.async_level 1",
+      ["--nodes=2", ONE, "--config.servers.colocated=true"],
+      "servers.colocated: found True with pipeline.async_level 1",
     ),
     (["--nodes=2", ONE, *JAX], "async_level: found 1 in 2 processes"),
   ],

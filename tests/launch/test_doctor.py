@@ -13,6 +13,7 @@ import threading
 import commands
 import fake_retriever
 import fake_sglang
+import fake_vllm
 import httpx2
 import jax
 import optax
@@ -240,7 +241,7 @@ def test_footprint_follows_from_the_sizes():
 
 def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):
   usage, needs = shutil.disk_usage(tmp_path), footprint()
-  sglang = with_(engine={"kind": "sglang"}, sglang={"weights": str(tmp_path)})
+  sglang = with_(engine={"kind": "sglang"}, servers={"weights": str(tmp_path)})
   plain = checks(folder=tmp_path / "run")
 
   def level(look, free):
@@ -421,14 +422,15 @@ def test_web_is_asked_only_with_ask_web(questions, monkeypatch):
 def test_sglang_servers_are_checked_and_not_changed():
   with fake_sglang.Server() as server:
     config = with_(
-      sglang={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
+      engine={"kind": "sglang"},
+      servers={"urls": (server.url, "http://127.0.0.1:9"), "retries": 0},
       episode={"max_context": fake_sglang.CONTEXT // 2},
     )
     good, gone = checks(config).servers()
     assert good.level == findings.OK, good
     assert gone.level == findings.PROBLEM
-    assert "Is an SGLang server running there" in gone.found
-    routed = with_(config, sglang={"router": server.url})
+    assert "Does SGLang run there" in gone.found
+    routed = with_(config, servers={"router": server.url})
     assert [each.level for each in checks(routed).servers()] == [
       findings.OK,
       findings.PROBLEM,
@@ -436,6 +438,20 @@ def test_sglang_servers_are_checked_and_not_changed():
     ]
     paths = {path for path, _ in server.asked}
   assert not paths & {"/continue_generation", "/pause_generation", "/generate"}
+
+
+def test_vllm_servers_are_checked_and_not_changed():
+  with fake_vllm.Server() as good, fake_vllm.Server() as bad:
+    bad.settings["model_config"]["logprobs_mode"] = "raw_logprobs"
+    config = with_(
+      engine={"kind": "vllm"}, servers={"urls": (good.url, bad.url)}
+    )
+    right, wrong = checks(config).servers()
+    assert (right.level, wrong.level) == (findings.OK, findings.PROBLEM)
+    assert f"in contexts of {fake_sglang.CONTEXT} tokens" in right.found
+    assert "--logprobs-mode=processed_logprobs" in wrong.found
+    asked = {path for path, _ in (*good.asked, *bad.asked)}
+  assert not asked & {"/resume", "/pause?mode=keep", fake_vllm.GENERATE}
 
 
 def test_prepared_questions_are_read_whole(questions, tmp_path):

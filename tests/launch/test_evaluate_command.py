@@ -7,6 +7,7 @@ import json
 
 import commands
 import fake_sglang
+import fake_vllm
 import played_evaluation
 import pytest
 import scripted
@@ -111,21 +112,24 @@ def test_a_checkpoint_that_is_not_there_is_refused(run, name, message):
     policies.identity(policies.PolicyChoice("checkpoint", f"{run}{name}"))
 
 
-def test_servers_sample_the_policy_of_a_folder(tmp_path):
+@pytest.mark.parametrize(
+  ("kind", "fake"), [("sglang", fake_sglang), ("vllm", fake_vllm)]
+)
+def test_servers_sample_the_policy_of_a_folder(tmp_path, kind, fake):
   hf.save(tmp_path / "policy", sglang_engines.policy())
   said = fake_sglang.ids("<", "answer", ">", "b", "</answer>")
-  with fake_sglang.Server(said) as server:
+  with fake.Server(said) as server:
     config = config_lib.changed(
       small_run.CONFIG,
-      engine={"kind": "sglang"},
-      sglang={"urls": (server.url,), "retries": 1},
+      engine={"kind": kind},
+      servers={"urls": (server.url,), "retries": 1},
       evaluation={"budgets": (0, 2), "seeds": (1,)},
       episode={"max_generated": 16, "max_context": 60},
     )
     chosen = policies.PolicyChoice("hf", str(tmp_path / "policy"))
     asked = [types.Question(q, "a", (a,)) for q, a in ("qb", "pc")]
     found = rows(chosen, config, tmp_path / "evaluation", asked)
-    assert len(server.bodies("/generate")) == 4
+    assert len(server.bodies(*server.SAMPLING)) == 4
   verdicts = [(row["answer"], row["em"]) for row in map(json.loads, found)]
   assert verdicts == [("b", 1), ("b", 0)] * 2
 
@@ -142,14 +146,14 @@ def test_evaluation_by_servers_needs_one_device(by_flag):
   a = sglang_engines.policy().architecture
   with pytest.raises(ValueError, match="device 41"):
     placement.check_playing(a, config)
-  found = policies.with_servers(config, urls if by_flag else ())
+  found = policies.with_servers(config, urls if by_flag else (), kind="sglang")
   placement.check_playing(a, found)
   assert sharding.rollout_mesh(found.mesh, a).size == 1
   assert found.engine.kind == "sglang"
-  assert not by_flag or found.sglang.urls == urls
+  assert not by_flag or found.servers.urls == urls
   # In this process it is sampled on the mesh of the configuration.
   in_process = dataclasses.replace(config, engine=config_lib.EngineConfig())
-  assert policies.with_servers(in_process, ()) == in_process
+  assert policies.with_servers(in_process, (), kind="sglang") == in_process
 
 
 def make(config, source):

@@ -1,6 +1,7 @@
 """Training on a node: its parts and their GPUs, and small runs.
 
-The last test starts a real SGLang server; it skips where there is no command:
+The last tests start a real SGLang server and a real vLLM server
+(`tests/support/real_vllm.py`). The first skips where there is no command:
 
     export ANYSEARCH_SGLANG_COMMAND="python -m sglang.launch_server ..."
 
@@ -20,13 +21,15 @@ import sys
 
 import commands
 import pytest
+import real_vllm
+import small_policy
 import small_run
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import node
 from anysearch_jax.methods import systems
-from anysearch_jax.policy import hf
+from anysearch_jax.policy import decoder, hf
 from anysearch_jax.rollout.servers import sglang
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -75,7 +78,7 @@ def test_the_papers_node_is_two_servers_and_a_trainer():
   assert trainer.command[:3] == ("python", "-m", "anysearch_jax.launch.train")
   mesh = {"trainer": (0, 1, 2, 3), "rollout": ()}
   assert resolved(config, trainer) == config_lib.changed(
-    config, engine={"kind": "sglang"}, sglang={"urls": urls}, mesh=mesh
+    config, engine={"kind": "sglang"}, servers={"urls": urls}, mesh=mesh
   )
 
 
@@ -159,7 +162,7 @@ def test_servers_on_the_trainers_gpus_give_memory_back(rollout, count, gpus):
   config = config_lib.changed(
     paper(rollout=rollout),
     engine={"kind": "sglang"},
-    sglang={"colocated": True},
+    servers={"colocated": True},
     pipeline={"async_level": 0, "offload": "state"},
   )
   services, trainer = node.run_parts(config, [], serves=True, servers=count)
@@ -180,20 +183,74 @@ def test_servers_of_a_run_with_adapters_load_them():
   assert [*services[-1].command[-len(expected) :]] == expected
 
 
+def test_servers_of_the_other_kind_have_its_script_and_flags():
+  config = config_lib.changed(
+    paper(),
+    engine={"kind": "vllm"},
+    lora={"rank": 12, "targets": ("q", "v")},
+    servers={"colocated": True},
+    objective={"router": "replay"},
+  )
+  services, trainer = node.run_parts(config, [], serves=True, servers=2)
+  assert (
+    services[0]
+    .shell_text()
+    .startswith(
+      "CUDA_VISIBLE_DEVICES=4,5 HOST=127.0.0.1 "
+      "PYTHON=.venv-vllm/bin/python TP=2 STATIC=0.6 CONTEXT=8192 "
+      "launch/serve_vllm.sh models/Qwen2.5-7B-Instruct 30000"
+    )
+  )
+  assert services[0].command[3:] == (
+    *("--dtype", "bfloat16", "--enable-sleep-mode"),
+    "--enable-return-routed-experts",
+    *("--enable-lora", "--max-lora-rank", "16", "--max-loras", "3"),
+    *("--lora-target-modules", "q_proj", "v_proj"),
+  )
+  assert resolved(config, trainer).engine.kind == "vllm"
+
+
+@pytest.mark.parametrize(
+  ("flags", "sentence"),
+  [
+    (["--config.engine.kind=jax"], "--server=vllm: found --config.engine.kind"),
+    (["--target=slurm"], "--target: found vLLM servers, expected SGLang's"),
+  ],
+)
+def test_flags_that_contradict_the_kind_of_server_are_refused(
+  tmp_path, flags, sentence
+):
+  refused, _ = command(
+    *("--config=configs/qwen2_5_7b.py", "--server=vllm", *flags),
+    f"--output={tmp_path / 'run'}",
+  )
+  assert sentence in refused
+
+
+def test_a_flag_chooses_the_kind_of_server(tmp_path):
+  ended, said = command(
+    *("--config=configs/qwen2_5_7b.py", "--server=vllm", "--dry_run"),
+    f"--output={tmp_path / 'run'}",
+  )
+  assert ended == 0
+  assert "launch/serve_vllm.sh" in said and "sglang" not in said
+  assert "--config.engine.kind=vllm" in said
+
+
 def test_hosts_of_servers_follow_the_folder_of_deltas():
   deltas = {"deltas": True, "weights": "/shared/weights"}
-  config = config_lib.changed(paper(), sglang=deltas)
+  config = config_lib.changed(paper(), servers=deltas)
   services, _ = node.run_parts(config, [], serves=True, servers=1)
   assert services[-1].env["DELTAS"] == "/shared/weights"
 
 
 def test_servers_of_other_nodes_are_only_named():
   config = dataclasses.replace(
-    paper(), sglang=config_lib.SglangConfig(urls=("http://a:1", "http://b:1"))
+    paper(), servers=config_lib.ServersConfig(urls=("http://a:1", "http://b:1"))
   )
   services, trainer = node.run_parts(config, [], serves=True, servers=0)
   assert services == []
-  assert resolved(config, trainer).sglang.urls == config.sglang.urls
+  assert resolved(config, trainer).servers.urls == config.servers.urls
   assert resolved(config, trainer).engine.kind == "sglang"
   # A trainer that samples itself keeps its command.
   services, trainer = node.run_parts(config, ["train", "--x=1"], serves=False)
@@ -221,7 +278,7 @@ def test_servers_sample_where_they_have_gpus(config, assignments, expected):
   [
     ({}, {"servers": 3}, "found 3 for the 4 GPUs of mesh.rollout"),
     ({"rollout": ()}, {}, "mesh.rollout: found no GPUs for the servers"),
-    ({"rollout": (3, 4)}, {}, "the trainer's, or sglang.colocated=true"),
+    ({"rollout": (3, 4)}, {}, "the trainer's, or servers.colocated=true"),
   ],
 )
 def test_impossible_parts_are_refused(mesh, servers, sentence):
@@ -255,9 +312,9 @@ def command(*arguments):
   return commands.printed(node, *map(str, arguments))
 
 
-def make(folder, rollout=()):
+def make(folder, rollout=(), policy=None):
   """Makes a policy and a configuration that trains within seconds."""
-  hf.save(folder / "policy", small_run.parts()["policy"])
+  hf.save(folder / "policy", policy or small_run.parts()["policy"])
   config = config_lib.changed(
     small_run.CONFIG,
     policy=str(folder / "policy"),
@@ -299,7 +356,7 @@ def test_a_dry_run_prints_commands_and_starts_nothing(tmp_path):
     "--config.retrieval.url=http://127.0.0.1:8000",
     *("--config.retrieval.index=", "--config.retrieval.encoder="),
     "--config.engine.kind=sglang",
-    "--config.sglang.urls=http://127.0.0.1:30000",
+    "--config.servers.urls=http://127.0.0.1:30000",
     *("--config.mesh.trainer=0,1,2,3", "'--config.mesh.rollout=()'"),
   ]
 
@@ -374,7 +431,7 @@ os.execvp("env", ["env", *shlex.split(words)])
   output = tmp_path / "run"
   ended, said = command(
     make(tmp_path, rollout=(1,)),
-    f"--config.sglang.weights={tmp_path}",
+    f"--config.servers.weights={tmp_path}",
     f"--port={ports}",
     f"--output={output}",
     "--cache=",
@@ -386,3 +443,46 @@ os.execvp("env", ["env", *shlex.split(words)])
   assert log.count("POST /generate") >= 16
   lines = (output / "metrics.jsonl").read_text().splitlines()
   assert [json.loads(line)["rollout/failed"] for line in lines] == [0, 0]
+
+
+@real_vllm.running
+@pytest.mark.slow
+def test_real_vllm_servers_sample_and_the_trainer_trains(
+  tmp_path, ports, monkeypatch
+):
+  code = f"""
+import os, sys
+words = [{real_vllm.PYTHON!r}, *sys.argv[1:], "--enforce-eager"]
+os.execvp(words[0], words)
+"""
+  for name, value in real_vllm.environment().items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.setenv("PYTHON", _stands_in(tmp_path, code))
+  bare = small_run.parts()["policy"]
+  a = small_policy.qwen3(
+    bare.architecture.vocab_size,
+    d_model=64,
+    head_dim=32,
+    mlp_dim=96,
+    tied=False,
+  )
+  policy = bare._replace(params=decoder.initialize(a, 0), architecture=a)
+  output = tmp_path / "run"
+  ended, said = command(
+    make(tmp_path, rollout=(1,), policy=policy),
+    "--server=vllm",
+    f"--config.servers.weights={tmp_path}",
+    f"--port={ports}",
+    f"--output={output}",
+    "--cache=",
+  )
+  assert ended == 0, said
+  assert "[server-0] ready after " in said
+  first, second = small_run.records(output)
+  server = f"engine/server/127.0.0.1:{ports}"
+  for line in (first, second):
+    assert line["rollout/failed"] == 0
+    assert line[f"{server}/turns"] >= 8
+    # The trainer's own scores, of the weights that it handed over.
+    assert line[f"{server}/fingerprint"] < 1e-3
+  assert (output / "policy" / "config.json").is_file()

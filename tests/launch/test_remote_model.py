@@ -98,6 +98,7 @@ def test_evaluation_names_the_model_and_resumes(tmp_path):
       "a tokenizer for completions only",
     ),
     ("--sglang=http://h", "--openai and --sglang"),
+    ("--sglang=http://h --vllm=http://h", "--sglang and --vllm: expected"),
     ("--hf=nowhere", "--hf=nowhere: found no folder"),
     ("--openai_key_variable=sk-word", "expected the name of an environment"),
   ],

@@ -104,8 +104,8 @@ def test_the_trainer_sends_the_key_as_the_script_says(
     ["bash", "-c", f'{export}; printf %s "$SGLANG_KEY"'], text=True
   )
   monkeypatch.setenv("SGLANG_KEY", sent)
-  assert "--config.sglang.api_key_variable=SGLANG_KEY" in said
-  config = config_lib.SglangConfig(api_key_variable="SGLANG_KEY")
+  assert "--config.servers.api_key_variable=SGLANG_KEY" in said
+  config = config_lib.ServersConfig(api_key_variable="SGLANG_KEY")
   client, _ = server_lib.connect(sglang.SglangServer, config, {})
   key = (tmp_path / ".anysearch_sglang_key").read_text()
   assert client.headers["Authorization"] == f"Bearer {key}"

@@ -130,9 +130,10 @@ def test_installed_quickstart_is_found_from_another_folder(site, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_script_of_the_server_stays_executable(site):
+@pytest.mark.parametrize("kind", ["sglang", "vllm"])
+def test_script_of_the_server_stays_executable(site, kind):
   assert os.access(
-    site / "anysearch_jax" / "launch" / "serve_sglang.sh", os.X_OK
+    site / "anysearch_jax" / "launch" / f"serve_{kind}.sh", os.X_OK
   )
 
 

@@ -224,7 +224,7 @@ def test_phases_hold_what_the_configuration_leaves_them(
 def test_servers_beside_the_trainer_may_take_what_it_does_not_hold():
   config, found = _programs(
     engine=config_lib.EngineConfig(kind="sglang"),
-    sglang=config_lib.SglangConfig(colocated=True),
+    servers=config_lib.ServersConfig(colocated=True),
   )
   for program in found:
     sampled = program.name in ("prefill", "decode")

@@ -1,4 +1,4 @@
-"""The bytes of a version that SGLang servers get, by the shapes of policies."""
+"""The bytes of a version that servers get, by the shapes of policies."""
 
 from __future__ import annotations
 
@@ -27,16 +27,14 @@ def test_adapters_are_a_fiftieth_of_whole_weights(name, whole, adapted):
   assert plan.sent_bytes_sentence(config, a) == []
   served = config_lib.changed(config, engine={"kind": "sglang"})
   gb = f"{2 * whole / 1e9:.1f} GB"
-  assert plan.sent_bytes_sentence(served, a) == [
-    f"SGLang servers get {gb} a version."
-  ]
-  deltas = config_lib.changed(served, sglang={"deltas": True})
+  assert plan.sent_bytes_sentence(served, a) == [f"Servers get {gb} a version."]
+  deltas = config_lib.changed(served, servers={"deltas": True})
   assert plan.sent_bytes_sentence(deltas, a) == [
-    f"SGLang servers get {gb} a version at most, as deltas (sglang.deltas)."
+    f"Servers get {gb} a version at most, as deltas (servers.deltas)."
   ]
   lora = config_lib.changed(served, lora={"rank": 32})
   assert plan.sent_bytes_sentence(lora, a) == [
-    f"SGLang servers get {2 * adapted / 1e6:.0f} MB of adapters a version, and "
+    f"Servers get {2 * adapted / 1e6:.0f} MB of adapters a version, and "
     f"once {gb} of the base."
   ]
   assert 2 * adapted < 2 * whole / 50

@@ -495,10 +495,10 @@ def served(sampler, tmp_path, monkeypatch):
   monkeypatch.setattr(server_lib, "_FIRST_PAUSE", 0.001)
 
   def make(level=0, offload="none", **settings):
-    sglang = config_lib.SglangConfig(
+    servers = config_lib.ServersConfig(
       urls=(sampler.url,), weights=str(tmp_path / "ram"), **settings
     )
-    config = runs.at_level(level, SERVED, sglang=sglang, save_every=2)
+    config = runs.at_level(level, SERVED, servers=servers, save_every=2)
     return Drill(
       tmp_path / "run",
       config_lib.changed(config, pipeline={"offload": offload}),

@@ -212,7 +212,7 @@ def test_servers_of_a_quantised_policy_get_no_plain_weights(serve, tmp_path):
 
 @pytest.mark.parametrize("urls", [(), ("localhost:30000",), ("",)])
 def test_urls_are_checked(urls):
-  with pytest.raises(ValueError, match="sglang.urls: found"):
+  with pytest.raises(ValueError, match="servers.urls: found"):
     engines.connect(urls=urls)
 
 
@@ -221,7 +221,7 @@ def test_server_key_is_sent_and_must_be_set(serve, monkeypatch):
   with pytest.raises(ValueError, match="SOME_KEY is not set"):
     engines.connect(api_key_variable="SOME_KEY")
   monkeypatch.setenv("SOME_KEY", "abc")
-  config = config_lib.SglangConfig(api_key_variable="SOME_KEY")
+  config = config_lib.ServersConfig(api_key_variable="SOME_KEY")
   client, _ = server_lib.connect(sglang.SglangServer, config, {})
   assert client.headers["Authorization"] == "Bearer abc"
 
@@ -401,7 +401,7 @@ async def test_turns_wait_for_a_server_that_gets_the_present_weights_first(
   assert "/health" in paths[:update]
   assert engine.counters["server_down"] == 1
   assert engine.counters["failovers"] == 3
-  assert "turns wait for one, up to 60 seconds (sglang.wait)" in caplog.text
+  assert "turns wait for one, up to 60 seconds (servers.wait)" in caplog.text
   assert "is up; 1 of 1 are up." in caplog.text
 
 
@@ -428,9 +428,9 @@ def test_error_without_servers_states_bound_and_reasons(serve):
   with pytest.raises(types.EngineError) as raised:
     engines.turn(engine)
   said = str(raised.value)
-  assert "No server is up for 0.1 seconds (sglang.wait)" in said
+  assert "No server is up for 0.1 seconds (servers.wait)" in said
   assert all(f"{server.url} is " in said for server in servers)
-  assert "Is an SGLang server running there" in said
+  assert "Does SGLang run there" in said
   # The bound applies to the outage, not to each turn.
   engine._fleet.wait = 3600.0
   engine._fleet.all_down_since -= 3601.0
@@ -491,7 +491,7 @@ def test_a_frozen_server_costs_a_hand_over_seconds_once(serve, monkeypatch):
 def test_a_server_that_loads_is_awaited_while_it_answers(
   serve, monkeypatch, caplog, stops
 ):
-  """A stopped process holds the others for less than `sglang.deadline`."""
+  """A stopped process holds the others for less than `servers.deadline`."""
   monkeypatch.setattr(fleet_lib, "_LOADING_SECONDS", 0.2)
   engine, first, second = serve(SAID, count=2, wait=60)
   engine._config = dataclasses.replace(engine._config, deadline=600.0)

@@ -352,7 +352,7 @@ def test_a_host_without_copies_gets_whole_folders(
   "settings", [{}, {"weights": "shared", "colocated": True}]
 )
 def test_deltas_need_a_shared_folder_and_servers_of_their_own(settings):
-  with pytest.raises(ValueError, match="sglang.deltas: found it with"):
+  with pytest.raises(ValueError, match="servers.deltas: found it with"):
     engines.connect(urls=("http://a:1",), deltas=True, **settings)
 
 
@@ -378,7 +378,7 @@ def test_a_delta_that_cannot_be_written_is_an_error(following, monkeypatch):
 def test_a_folder_of_deltas_is_of_one_run(tmp_path, deltas, refused):
   settings = {"weights": str(tmp_path), "deltas": deltas}
   one, two = (
-    config_lib.SglangConfig(urls=(f"http://{host}:1",), **settings)
+    config_lib.ServersConfig(urls=(f"http://{host}:1",), **settings)
     for host in "ab"
   )
   weights_lib.folder(one.weights, one.urls).mkdir()

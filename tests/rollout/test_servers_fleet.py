@@ -213,7 +213,7 @@ def test_a_gateway_of_another_kind_is_refused(start):
   other.workers = None
   with pytest.raises(types.EngineError, match="smg gateway that was started"):
     engines.connect(gateway=other.url)
-  with pytest.raises(ValueError, match="sglang.gateway: found"):
+  with pytest.raises(ValueError, match="servers.gateway: found"):
     engines.connect(gateway="localhost")
 
 
@@ -435,5 +435,5 @@ def test_a_router_that_answers_nothing_fails_the_turn(routed, monkeypatch):
   with pytest.raises(types.EngineError, match="HTTP 503: no worker"):
     engines.turn(engine)
   assert len(router.bodies("/generate")) == fleet_lib._ROUTED_MOVES + 1
-  with pytest.raises(ValueError, match="sglang.router: found 'localhost'"):
+  with pytest.raises(ValueError, match="servers.router: found 'localhost'"):
     engines.connect(router="localhost")

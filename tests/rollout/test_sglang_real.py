@@ -107,12 +107,12 @@ def start(policy, monkeypatch, tmp_path):
       noted.append((name, []))
       hook = functools.partial(_note, noted[-1][1])
       network = {"event_hooks": {"response": [hook]}}
-      config = config_lib.SglangConfig(urls=(_URL,))
+      config = config_lib.ServersConfig(urls=(_URL,))
       params = sglang_chains.params(policy) if params is None else params
     else:
       answer = functools.partial(_replayed, _exchanges(name))
       network = {"transport": httpx2.MockTransport(answer)}
-      config = config_lib.SglangConfig(weights=str(tmp_path))
+      config = config_lib.ServersConfig(weights=str(tmp_path))
     client = functools.partial(httpx2.AsyncClient, **network)
     with monkeypatch.context() as patch:
       patch.setattr(server_lib.httpx2, "AsyncClient", client)
@@ -358,7 +358,7 @@ def test_log_probs_of_adapters_equal_ours(policy, random_params, tmp_path):
   engine = servers_engine.ServersEngine(
     adapted(0),
     dialect=sglang.SglangServer,
-    config=config_lib.SglangConfig(urls=(_URL,), weights=str(tmp_path)),
+    config=config_lib.ServersConfig(urls=(_URL,), weights=str(tmp_path)),
     sampling=config_lib.SamplingConfig(),
     dtype=jnp.float32,
   )

@@ -41,8 +41,14 @@ def _logprobs(*values):
     ({"finish_reason": {"type": "abort", "message": "full"}}, "aborted: full"),
     ({"completion_tokens": 2}, "log-probabilities, expected 2"),
     ({"completion_tokens": "4"}, "'4', expected one of type int"),
-    ({"completion_tokens": 5}, "5 sampled tokens, expected 1 to 4"),
-    ({"completion_tokens": 0}, "0 sampled tokens, expected 1 to 4"),
+    (
+      _logprobs(*[-1.0] * 5) | {"completion_tokens": 5},
+      "5 sampled tokens, expected 1 to 4",
+    ),
+    (
+      _logprobs() | {"completion_tokens": 0},
+      "0 sampled tokens, expected 1 to 4",
+    ),
     ({"prompt_tokens": 6}, "prompt of 6 tokens, expected the 5 sent"),
     ({"output_token_logprobs": None}, "output_token_logprobs None"),
     ({"output_token_logprobs": [-1.0] * 4}, "-1.0 for a token"),

@@ -134,6 +134,8 @@ class Server:
     workers: that it lists, if it stands for an smg gateway.
   """
 
+  SAMPLING = ("/generate",)  # Paths whose requests end with their connection.
+
   def __init__(
     self,
     script: Callable[[Sequence[int]], Sequence[int]] | Sequence[int] = (),
@@ -456,7 +458,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     else:
       try:
         asked = body
-        if self.path == "/generate":
+        if self.path in self.fake.SAMPLING:
           asked = body | {"connection": self.connection}
         status, value = self.fake.answer(self.path, asked)
       except ConnectionAbortedError:

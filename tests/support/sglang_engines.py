@@ -1,4 +1,4 @@
-"""Engines over fake SGLang servers, shared by the engine's tests."""
+"""Engines over fake servers, SGLang's unless named, for the engine's tests."""
 
 from __future__ import annotations
 
@@ -45,13 +45,20 @@ def adapted(seed=None):
   return bare._replace(params=lora.combine(bare.params, new), architecture=a)
 
 
-def connect(*, sampling=None, start=None, records=False, **config):
+def connect(
+  *,
+  sampling=None,
+  start=None,
+  records=False,
+  dialect=sglang.SglangServer,
+  **config,
+):
   """Returns an engine with at most two tries and short timeouts."""
   return servers_engine.ServersEngine(
     start or policy(),
-    dialect=sglang.SglangServer,
+    dialect=dialect,
     records=records,
-    config=config_lib.SglangConfig(**{"retries": 1, "wait": 0.3} | config),
+    config=config_lib.ServersConfig(**{"retries": 1, "wait": 0.3} | config),
     sampling=sampling or config_lib.SamplingConfig(),
   )
 
@@ -63,12 +70,16 @@ def serve(monkeypatch):
   servers, engines = [], []
 
   def start(
-    script=(), *, count=1, seconds=0.0, faults=None, flags=None, **config
+    script=(),
+    *,
+    count=1,
+    seconds=0.0,
+    faults=None,
+    flags=None,
+    fake=fake_sglang.Server,
+    **config,
   ):
-    new = [
-      fake_sglang.Server(script, seconds=seconds).__enter__()
-      for _ in range(count)
-    ]
+    new = [fake(script, seconds=seconds).__enter__() for _ in range(count)]
     servers.extend(new)
     new[-1].faults.update(faults or {})
     for server in new:

@@ -33,7 +33,7 @@ def _served(server):
     episode={"max_generated": 20, "max_context": 150},
     engine={"kind": "sglang", "max_context": 150},
     batch={"row_lengths": (160,), "micro_batch_tokens": 320},
-    sglang={"urls": (server.url,)},
+    servers={"urls": (server.url,)},
     watch={"gap_rollouts": 1000},
   )
 
@@ -57,7 +57,7 @@ def test_an_episode_under_way_goes_on_with_new_weights(tmp_path, monkeypatch):
   with fake_sglang.Server(answer) as server:
     parts, config = _served(server)
     config = config_lib.changed(
-      config, sglang={"weights": str(tmp_path / "weights")}
+      config, servers={"weights": str(tmp_path / "weights")}
     )
     small_run.train(tmp_path / "run", parts, config)
   # Tokens of the driver have no version.

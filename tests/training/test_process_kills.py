@@ -49,9 +49,9 @@ def started(root, name, *given, steps=16, trainers=2, samplers=2, seconds=0.02):
   command = (sys.executable, "-m", "seeded_sglang", str(root / "policy"))
   servers = {f"server-{p}": [*command, str(p), str(seconds)] for p in ports}
   if samplers:
-    given += "engine.kind=sglang", f"sglang.urls={','.join(urls)}"
-    given += "watch.gap_rollouts=1000", f"sglang.weights={root / name}-ram"
-  given += f"curriculum.total_steps={steps}", f"sglang.wait={roles.DEADLINE}"
+    given += "engine.kind=sglang", f"servers.urls={','.join(urls)}"
+    given += "watch.gap_rollouts=1000", f"servers.weights={root / name}-ram"
+  given += f"curriculum.total_steps={steps}", f"servers.wait={roles.DEADLINE}"
   flags = [f"--config.{each}" for each in given]
   made = {"trainers": trainers, "servers": servers}
   return roles.Roles(root, root / name, *flags, **made), urls
@@ -202,7 +202,7 @@ def test_a_real_server_has_the_adapters_of_processes_that_were_killed(tmp_path):
   command = shlex.split(SGLANG.format(model=root / "policy", port=port))
   command += sglang.adapter_flags(2, targets)
   given = f"engine.kind=sglang lora.rank=2 lora.targets={','.join(targets)} "
-  given += f"sglang.urls=http://127.0.0.1:{port} sglang.wait={roles.DEADLINE}"
+  given += f"servers.urls=http://127.0.0.1:{port} servers.wait={roles.DEADLINE}"
   flags = [f"--config.{each}" for each in given.split()]
   output, servers = root / "run", {"server": command}
   with roles.Roles(root, output, *flags, trainers=1, servers=servers) as run:
@@ -268,11 +268,11 @@ def _loaded(root, deltas):
       server._update_weights_from_disk = functools.partial(load, server, right)
     host()
     late.kill()
-    given = f"sglang.urls={first.url},{late.url} engine.kind=sglang "
+    given = f"servers.urls={first.url},{late.url} engine.kind=sglang "
     given += "engine.max_context=200 engine.slots=1 episode.max_context=200 "
     given += "batch.row_lengths=(208,) batch.micro_batch_tokens=416 "
     given += "curriculum.total_steps=12 watch.gap_rollouts=1000 "
-    given += f"sglang.weights={root / 'shared'} sglang.deltas={deltas}"
+    given += f"servers.weights={root / 'shared'} servers.deltas={deltas}"
     flags = [f"--config.{each}" for each in given.split()]
     with roles.Roles(root, root / str(deltas), *flags, trainers=1) as run:
       run.wait()
@@ -301,7 +301,9 @@ def test_two_servers_become_four_and_then_one(root):
   """Every episode is trained on once; a real server is the one that stays."""
   sizes = {"steps": 64, "trainers": 1, "samplers": 4, "seconds": 0.2}
   with fake_sglang.Server() as gateway:
-    run, urls = started(root, "fleet", f"sglang.gateway={gateway.url}", **sizes)
+    run, urls = started(
+      root, "fleet", f"servers.gateway={gateway.url}", **sizes
+    )
     first, said = next(iter(run.servers)), run.log("0")
     if SGLANG:
       command = SGLANG.format(model=root / "policy", port=first[7:])

@@ -97,8 +97,19 @@ def changed(values, config=small_run.CONFIG):
       "pipeline.offload: found 'state' with pipeline.async_level 1",
     ),
     (
-      AHEAD | {"engine.kind": "sglang", "sglang.colocated": True},
-      "sglang.colocated: found True with pipeline.async_level 1, expected 0",
+      AHEAD | {"engine.kind": "sglang", "servers.colocated": True},
+      "servers.colocated: found True with pipeline.async_level 1, expected 0",
+    ),
+    *(
+      (
+        {"engine.kind": "vllm", f"servers.{name}": value} | more,
+        f"servers.{name}: found {value!r} with engine.kind 'vllm'",
+      )
+      for name, value, more in (
+        ("gateway", "http://a:1", {}),
+        ("router", "http://a:1", {}),
+        ("deltas", True, {"servers.weights": "/shared"}),
+      )
     ),
     (
       AHEAD | {"engine.exact": True},
@@ -153,5 +164,5 @@ def test_several_processes_sample_ahead_by_servers_only():
   systems.validate(runs.at_level(0), processes=2)
   served = {"kind": "sglang"}, {"urls": ("http://127.0.0.1:1",)}
   systems.validate(
-    config_lib.changed(ahead, engine=served[0], sglang=served[1]), processes=2
+    config_lib.changed(ahead, engine=served[0], servers=served[1]), processes=2
   )

@@ -7,7 +7,7 @@ trainer's RAM, only a delta crosses the network. On each host of servers,
 
 keeps a copy of the weights in RAM, patches it, and gives its folder the
 version's name, after which servers load it like any folder. The program needs
-only NumPy and the standard library. SHARED is `sglang.weights`.
+only NumPy and the standard library. SHARED is `servers.weights`.
 
 A delta is a zip file with a checksum of itself at its end. For each chunk of a
 safetensors file, changed or not, it has a checksum of the result; for a changed

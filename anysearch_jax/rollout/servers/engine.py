@@ -54,9 +54,9 @@ class ServersEngine:
 
   Args:
     policy: the initial policy. Its weights are loaded into the servers
-      immediately, or with the first turn (`sglang.colocated`). If it has no
+      immediately, or with the first turn (`servers.colocated`). If it has no
       weights, the caller sets them before the first turn.
-    dialect: class of the servers, such as `sglang.SglangServer`.
+    dialect: class of the servers: `sglang.SglangServer` or `vllm.VllmServer`.
     config: addresses of the servers, deadlines and retries.
     sampling: how tokens are drawn, unless a request says otherwise.
     seed: the run's seed, part of the seeds of all turns.
@@ -81,7 +81,7 @@ class ServersEngine:
     policy: hf.Policy,
     *,
     dialect: type[server_lib.Server],
-    config: config_lib.SglangConfig,
+    config: config_lib.ServersConfig,
     sampling: config_lib.SamplingConfig,
     seed: int = 0,
     dtype: Any = jnp.bfloat16,
@@ -94,6 +94,7 @@ class ServersEngine:
     self._seed = seed
     self._dtype = dtype
     self.counters: Counter[str] = Counter()
+    self._context_flag = dialect.context_flag
     self._records = records and bool(policy.architecture.experts)
     # The token ids and experts of each episode so far. Servers then send only
     # the experts of later tokens.
@@ -291,7 +292,8 @@ class ServersEngine:
     """Samples one turn. Raises `types.EngineError` if it cannot."""
     self._check_ids(request.token_ids)
     request = request.within(
-      self.max_context, "start its servers with a longer --context-length"
+      self.max_context,
+      f"start its servers with a longer {self._context_flag}",
     )
     self.counters["requests"] += 1
     return await loop.wait(

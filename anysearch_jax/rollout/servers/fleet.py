@@ -268,7 +268,7 @@ class Fleet:
   def _none_up(self) -> types.EngineError:
     """Returns the error that says why no server is up."""
     return types.EngineError(
-      f"No server is up for {self.wait:g} seconds (sglang.wait): "
+      f"No server is up for {self.wait:g} seconds (servers.wait): "
       f"{' '.join(map(str, self.members)) or self._unlisted}"
     )
 
@@ -321,7 +321,7 @@ class Fleet:
     elif self.all_down_since == math.inf:
       self.all_down_since = asyncio.get_running_loop().time()
       _log.warning(
-        "No server is up; turns wait for one, up to %g seconds (sglang.wait).",
+        "No server is up; turns wait for one, up to %g seconds (servers.wait).",
         self.wait,
       )
     self._changed.set()
@@ -741,7 +741,7 @@ class Fleet:
     """Waits for a load, as long as the server answers other requests.
 
     A load may take minutes. A server that dies meanwhile is found when it no
-    longer names its weights, not only at the load's own deadline.
+    longer answers, not only at the load's own deadline.
 
     Raises:
       server.UnansweredError: the server stopped answering.
@@ -751,7 +751,7 @@ class Fleet:
     try:
       while not (await asyncio.wait([task], timeout=_LOADING_SECONDS))[0]:
         _log.warning("Waits for %s, which still loads weights.", server.url)
-        await server.version()
+        await server.alive()
     finally:
       task.cancel()
       (failure,) = await asyncio.gather(task, return_exceptions=True)

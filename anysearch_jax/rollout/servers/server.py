@@ -2,7 +2,8 @@
 
 `Server` has the parts that all engines need: requests with deadlines and
 retries, the order of steps that load weights, and the lending of memory. A
-dialect (`sglang`) is a subclass with the routes and the JSON of these steps.
+dialect (`sglang`, `vllm`) is a subclass with the routes and the JSON of these
+steps.
 
 A request that meets a broken connection or a busy server is sent again. That is
 safe, because no part of an answer has been used. Every other failure is a
@@ -51,7 +52,6 @@ Json = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 
-_BUSY_STATUSES = (429, 502, 503, 504)
 # After these errors the server has not received the request.
 _UNSENT_ERRORS = (httpx2.ConnectError, httpx2.ConnectTimeout)
 _CONNECT_SECONDS = 10.0
@@ -142,17 +142,21 @@ class Server(abc.ABC):
 
   Attributes:
     kind: name of the engine, in messages.
+    context_flag: the flag that sets a server's longest context, in messages.
+    busy_statuses: HTTP statuses after which another try may be answered.
     info: the server's description of itself, from the last `ready`.
   """
 
   kind: str
+  context_flag: str
+  busy_statuses: frozenset[int] = frozenset({429, 502, 503, 504})
 
   def __init__(
     self,
     url: str,
     *,
     client: httpx2.AsyncClient,
-    config: config_lib.SglangConfig,
+    config: config_lib.ServersConfig,
     counters: Counter[str],
     secret: str = "",
   ):
@@ -175,6 +179,10 @@ class Server(abc.ABC):
   @abc.abstractmethod
   async def version(self, seconds: float = _CONTROL_SECONDS) -> str:
     """Returns the name of the weights that the server reports in time."""
+
+  async def alive(self) -> None:
+    """Checks that the server answers, also while it loads weights."""
+    await self.version()
 
   @abc.abstractmethod
   async def describe(self) -> Json:
@@ -222,10 +230,6 @@ class Server(abc.ABC):
   @abc.abstractmethod
   async def restore_memory(self, *, weights: bool, cache: bool) -> None:
     """Allocates the memory of weights or cache again; never asked twice."""
-
-  @abc.abstractmethod
-  async def loaded_adapters(self) -> set[str]:
-    """Returns the names of the adapters that the server has loaded."""
 
   @abc.abstractmethod
   async def load_adapter(
@@ -398,6 +402,15 @@ class Server(abc.ABC):
     # The server may have been restarted since.
     raise error if refusal else UnansweredError(str(error))
 
+  async def loaded_adapters(self) -> set[str]:
+    """Returns the names of the adapters that the server has loaded."""
+    models = (await self.get("/v1/models")).get("data")
+    return {
+      str(model.get("id"))
+      for model in (models if isinstance(models, list) else [])
+      if isinstance(model, dict) and model.get("parent")
+    }
+
   async def missing_adapter(self, weights: weights_lib.Weights) -> str:
     """Returns the name of an adapter that is not loaded, or ""."""
     if not weights.adapters:
@@ -546,8 +559,7 @@ class Server(abc.ABC):
     except _PassingError as error:
       raise UnansweredError(
         f"{url}: tried {tries.statistics['attempt_number']} times, the last "
-        f"met {error}. Is an {self.kind} server running there "
-        "(docs/rollouts.md)?"
+        f"met {error}. Does {self.kind} run there (docs/rollouts.md)?"
       ) from None
 
   async def _send(
@@ -570,7 +582,7 @@ class Server(abc.ABC):
       return response
     reason = http_calls.message(response.content, self._redact)
     text = f"HTTP {response.status_code}: {reason}"
-    if response.status_code not in _BUSY_STATUSES:
+    if response.status_code not in self.busy_statuses:
       raise types.EngineError(f"{url}: {text}")
     if repeat:
       raise _PassingError(text)
@@ -611,7 +623,7 @@ def pause_seconds(attempt: int) -> float:
 
 def connect(
   dialect: type[Server],
-  config: config_lib.SglangConfig,
+  config: config_lib.ServersConfig,
   counters: Counter[str],
 ) -> tuple[httpx2.AsyncClient, Callable[[str], Server]]:
   """Returns a client, and a function that makes the server at an address.
@@ -641,13 +653,13 @@ def connect(
   return client, make
 
 
-def validate(config: config_lib.SglangConfig) -> None:
+def validate(config: config_lib.ServersConfig) -> None:
   """Raises ValueError for invalid addresses or an invalid variable name."""
-  addresses = {"sglang.urls": config.urls}
+  addresses = {"servers.urls": config.urls}
   if config.gateway:
-    addresses["sglang.gateway"] = (config.gateway,)
+    addresses["servers.gateway"] = (config.gateway,)
   if config.router:
-    addresses["sglang.router"] = (config.router,)
+    addresses["servers.router"] = (config.router,)
   for name, urls in addresses.items():
     invalid = [url for url in urls if not redaction.is_address(url)]
     if invalid or not urls:
@@ -658,15 +670,17 @@ def validate(config: config_lib.SglangConfig) -> None:
       )
   if config.deltas and (config.colocated or not config.weights):
     raise ValueError(
-      "sglang.deltas: found it with sglang.weights "
-      f"{config.weights!r} and sglang.colocated {config.colocated}, expected "
+      "servers.deltas: found it with servers.weights "
+      f"{config.weights!r} and servers.colocated {config.colocated}, expected "
       "a folder that the servers' hosts see, and servers of their own."
     )
   if config.api_key_variable:
-    redaction.check_variable(config.api_key_variable, "sglang.api_key_variable")
+    redaction.check_variable(
+      config.api_key_variable, "servers.api_key_variable"
+    )
 
 
-def read_key(config: config_lib.SglangConfig) -> str:
+def read_key(config: config_lib.ServersConfig) -> str:
   """Returns the servers' key, "" if they have none.
 
   Raises:

@@ -10,9 +10,6 @@ the text's encoding has, so it may miss one that the model spelled with more
 tokens. For a regular expression it looks at as many tokens as the expression
 has characters.
 
-A value of a reply that is missing, has the wrong type, is out of range or comes
-from other weights than requested never enters a trajectory.
-
 For a request that names no adapter, a server samples its base without a
 warning. It also leaves out projections that it cannot fuse (srt/lora/lora.py,
 `_normalize_weights`; srt/managers/tokenizer_manager.py, `_resolve_lora_path`).
@@ -23,6 +20,7 @@ must be merged into whole weights.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,20 +31,15 @@ import numpy as np
 from anysearch_jax import types
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import experts
-from anysearch_jax.rollout.servers import server
+from anysearch_jax.rollout.servers import replies, server
 from anysearch_jax.rollout.servers import weights as weights_lib
 
-# Valid log-probabilities. Rounding may give a token of probability 1 a
-# log-probability a little above 0.
-_LARGEST_LOGP = 1e-3
-_SMALLEST_LOGP = -1e30
 # Adapters in a batch: the newest, the one before it for turns that begin during
 # a hand-over, and one for requests to the base (/health).
 _BATCH_ADAPTERS = "3"
 # Tags of the memory that a server releases and restores.
 _WEIGHTS_TAGS = ["weights"]
 _CACHE_TAGS = ["kv_cache", "cuda_graph"]
-_QUOTED_CHARACTERS = 200  # Of a reply's value, in errors.
 
 
 def adapter_modules(targets: Sequence[str]) -> list[str]:
@@ -128,46 +121,40 @@ def read_turn(
     server.NotFiniteError: a log-probability is NaN or infinite.
     types.EngineError: the reply is invalid.
   """
-  meta = _typed_field(reply, "meta_info", dict)
-  reason = _typed_field(meta, "finish_reason", dict)
+  meta = replies.typed_field(reply, "meta_info", dict)
+  reason = replies.typed_field(meta, "finish_reason", dict)
   if reason.get("type") == "abort":
     why = reason.get("message") or "no reason given"
     raise types.EngineError(f"The request was aborted: {why}.")
-  entries = _typed_field(meta, "output_token_logprobs", list)
-  count = _typed_field(meta, "completion_tokens", int)
-  received = _typed_field(meta, "prompt_tokens", int)
-  _expect(
-    1 <= count <= max_tokens, f"{count} sampled tokens", f"1 to {max_tokens}"
+  entries = replies.typed_field(meta, "output_token_logprobs", list)
+  count = replies.typed_field(meta, "completion_tokens", int)
+  received = replies.typed_field(meta, "prompt_tokens", int)
+  replies.expect(
+    len(entries) == count, f"{len(entries)} log-probabilities", count
   )
-  _expect(len(entries) == count, f"{len(entries)} log-probabilities", count)
-  _expect(
+  replies.expect(
     received == prompt,
     f"a prompt of {received} tokens",
     f"the {prompt} sent",
   )
-  pairs = _pairs(entries)
-  ids = [token for _, token in pairs]
-  logps = [_logp(logp, token) for logp, token in pairs]
-  _expect(
-    all(0 <= token < vocab_size for token in ids),
-    f"token ids {ids}",
-    f"ids below {vocab_size}",
-  )
-  _expect(
-    reply.get("output_ids", ids) == ids,
-    "output_ids that differ from the ids of the log-probabilities",
-    "the same",
-  )
   cached = 0
   if "cached_tokens" in meta:
-    cached = _typed_field(meta, "cached_tokens", int)
-  return server.Reply(
-    ids=tuple(ids),
-    logps=tuple(logps),
-    versions=_versions(meta, count, versions),
+    cached = replies.typed_field(meta, "cached_tokens", int)
+  turn = replies.turn(
+    _pairs(entries),
+    replies.spans(meta),
+    max_tokens=max_tokens,
+    vocab_size=vocab_size,
+    versions=versions,
     cached=cached,
     reason=str(reason),
   )
+  replies.expect(
+    reply.get("output_ids", [*turn.ids]) == [*turn.ids],
+    "output_ids that differ from the ids of the log-probabilities",
+    "the same",
+  )
+  return turn
 
 
 def read_experts(
@@ -189,27 +176,16 @@ def read_experts(
     types.EngineError: there are none, or for another number of tokens.
   """
   text = reply["meta_info"].get("routed_experts")
-  like = experts.record(a)
-  _expect(
+  replies.expect(
     isinstance(text, str),
     "no routed_experts",
     "them: start the server with --enable-return-routed-experts",
   )
-  try:
+  ids = np.empty(0)
+  with contextlib.suppress(ValueError):
     ids = np.frombuffer(base64.b64decode(text, validate=True), "<i4")
-    ids = ids.reshape(count, *like.shape)
-  except ValueError:
-    ids = np.full((1, *like.shape), -1)  # Invalid.
-  is_valid = bool(np.all((ids >= 0) & (ids < a.experts)))
-  if a.active > 1:
-    # If a server has no record of a token, all of its ids are 0.
-    is_valid = is_valid and bool(np.all(ids[..., 0] != ids[..., 1]))
-  _expect(
-    is_valid,
-    f"{len(text)} characters of routed_experts",
-    f"ids of {count} tokens x {like.shape}, below {a.experts}",
-  )
-  return ids.astype(like.dtype)
+    ids = ids.reshape(count, *experts.record(a).shape)
+  return replies.check_experts(ids, count, a)
 
 
 def read_scores(
@@ -226,111 +202,26 @@ def read_scores(
     types.EngineError: the reply is invalid, or for other tokens, or from other
       weights than those called `name`.
   """
-  meta = _typed_field(reply, "meta_info", dict)
-  names = [served for served, _, _ in _spans(meta)]
-  _expect(set(names) == {name}, f"weights {names}", f"{name!r}")
-  pairs = _pairs(_typed_field(meta, "input_token_logprobs", list))
-  _expect(
+  meta = replies.typed_field(reply, "meta_info", dict)
+  replies.check_scored(replies.spans(meta), name)
+  pairs = _pairs(replies.typed_field(meta, "input_token_logprobs", list))
+  replies.expect(
     [token for _, token in pairs] == list(token_ids),
     "scores of other tokens",
     f"those of the {len(token_ids)} sent",
   )
-  return [_logp(logp, token) for logp, token in pairs[1:]]
+  return [replies.finite_logp(logp, token) for logp, token in pairs[1:]]
 
 
 def _pairs(entries: Sequence[Any]) -> list[tuple[Any, int]]:
   """Returns (log-probability, id) of entries that may also have a text."""
   for entry in entries:
-    _expect(
+    replies.expect(
       isinstance(entry, list) and len(entry) >= 2 and type(entry[1]) is int,
       f"{entry!r} for a token",
       "its log-probability and its id",
     )
   return [tuple(entry[:2]) for entry in entries]
-
-
-def _logp(logp: Any, token: int) -> float:
-  """Returns the log-probability of a token, at most 0, after checks."""
-  # JSON has no NaN: a server may send null.
-  if logp is None or (isinstance(logp, float) and not math.isfinite(logp)):
-    raise server.NotFiniteError(
-      f"The reply has log-probability {logp} of token {token}, expected a "
-      "finite number."
-    )
-  _expect(
-    type(logp) in (float, int) and _SMALLEST_LOGP <= logp <= _LARGEST_LOGP,
-    f"log-probability {logp!r} of token {token}",
-    "a finite number that is not positive",
-  )
-  return min(float(logp), 0.0)
-
-
-def _spans(meta: Mapping[str, Any]) -> list[tuple[str, int, int]]:
-  """Returns (name, first token, end) for each set of weights that sampled."""
-  return [
-    (
-      _typed_field(span, "version", str),
-      _typed_field(span, "start", int),
-      _typed_field(span, "end", int),
-    )
-    for span in _typed_field(meta, "weight_versions", list)
-  ]
-
-
-def _versions(
-  meta: Mapping[str, Any], count: int, version_by_name: Mapping[str, int]
-) -> tuple[int, ...]:
-  """Returns the policy version of each token.
-
-  Spans must follow each other without gaps, and a later span must have the same
-  weights or newer ones.
-  """
-  names = list(version_by_name)
-  spans = _spans(meta)
-  versions: list[int] = []
-  oldest = 0  # Index of the oldest weights that may have sampled the next span.
-  for name, start, end in spans:
-    if name not in version_by_name:
-      raise server.OtherWeightsError(
-        f"The reply has weights {name[:_QUOTED_CHARACTERS]!r}, expected "
-        f"{' or '.join(map(repr, names))}; was the server started again, or "
-        "did another run hand weights to it?",
-        name,
-      )
-    is_next = start == len(versions) <= end and name in names[oldest:]
-    if not is_next:
-      break
-    oldest = names.index(name)
-    versions += [version_by_name[name]] * (end - start)
-  else:
-    if len(versions) == count:
-      return tuple(versions)
-  raise types.EngineError(
-    f"The reply has weight_versions {spans}, expected spans in order over "
-    f"{count} tokens."
-  )
-
-
-def _typed_field(values: Any, name: str, kind: type) -> Any:
-  """Returns a field of a reply's object; EngineError for another type."""
-  value = values.get(name) if isinstance(values, dict) else None
-  _expect(
-    type(value) is kind, f"{name} {value!r}", f"one of type {kind.__name__}"
-  )
-  return value
-
-
-def _expect(condition: bool, content: object, expected: object) -> None:
-  """Raises EngineError unless a condition of a reply holds.
-
-  Args:
-    condition: whether the reply is valid.
-    content: the part of the reply that is not, for the message.
-    expected: a valid part.
-  """
-  if not condition:
-    quoted = str(content)[:_QUOTED_CHARACTERS]
-    raise types.EngineError(f"The reply has {quoted}, expected {expected}.")
 
 
 def _body(
@@ -381,6 +272,7 @@ class SglangServer(server.Server):
   """An SGLang server; see `server.Server`."""
 
   kind = "SGLang"
+  context_flag = "--context-length"
 
   async def healthy(self) -> None:
     await self.ask("GET", "/health")
@@ -404,7 +296,7 @@ class SglangServer(server.Server):
     if self._lends and self.info.get("enable_memory_saver") is not True:
       raise self.error(
         "it keeps its memory, expected a server that releases it while "
-        "training (sglang.colocated): start it with --enable-memory-saver."
+        "training (servers.colocated): start it with --enable-memory-saver."
       )
     longest = self.info.get("max_req_input_len")
     if type(longest) is not int:
@@ -471,14 +363,6 @@ class SglangServer(server.Server):
   async def _change_memory(self, change: str, tags: Sequence[str]) -> None:
     path = f"/{change}_memory_occupation"
     await self.ask("POST", path, {"tags": tags}, repeat=False)
-
-  async def loaded_adapters(self) -> set[str]:
-    models = (await self.get("/v1/models")).get("data")
-    return {
-      str(model.get("id"))
-      for model in (models if isinstance(models, list) else [])
-      if isinstance(model, dict) and model.get("parent")
-    }
 
   async def load_adapter(
     self, adapter: weights_lib.Adapter, seconds: float

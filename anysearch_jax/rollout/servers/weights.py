@@ -106,6 +106,11 @@ def hidden_name(run: str) -> str:
   return run + _HIDDEN
 
 
+def run_of(name: str) -> str:
+  """Returns the run's part of the name of weights."""
+  return name.partition(".")[0]
+
+
 def is_released(name: str) -> bool:
   """Returns whether a server whose weights have this name has no memory."""
   return name.endswith(_RELEASED)
