@@ -348,28 +348,28 @@ class Session:
       turns.RefusedError: the template takes no such conversation, or the
         session would have too many segments.
     """
-    known = [*enumerate(self._segments), *self._aside]
+    candidates = [*enumerate(self._segments), *self._aside]
     is_ambiguous = any(
       len(self._written.get(conversation.key_of(message), ())) > 1
       for message in messages
     )
     plain = self._as_read(messages, (), tools, None)
-    requests = [plain] * len(known)
+    requests = [plain] * len(candidates)
     if is_ambiguous:
       requests = [
         self._as_read(messages, (), tools, {*segment.pieces})
-        for _, segment in known
+        for _, segment in candidates
       ]
     lengths = [
       -1
       if segment.continuation(request.pieces) is None
       else len(segment.pieces)
-      for (_, segment), request in zip(known, requests)
+      for (_, segment), request in zip(candidates, requests)
     ]
     longest = max(lengths, default=-1)
     if longest >= 0:
       number = lengths.index(longest)
-      slot, segment = known[number]
+      slot, segment = candidates[number]
       waiting = self._extended(segment, requests[number])
       if number < len(self._segments):
         return _Place(slot, waiting, segment)
@@ -747,11 +747,11 @@ def _newest_turn(segment: conversation.Segment) -> int:
 
 def _cost(segment: conversation.Segment) -> episode_state.Spending:
   """Returns what a segment cost by itself."""
-  alone = dataclasses.replace(
+  state = dataclasses.replace(
     segment.episode, discarded=episode_state.Spending()
   )
   return episode_state.Spending(
-    alone.searches_used, alone.written_tokens, alone.read_tokens
+    state.searches_used, state.written_tokens, state.read_tokens
   )
 
 
