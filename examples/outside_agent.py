@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 
 import openai
+from openai.types import chat
 
 import anysearch_jax as aj
 
@@ -60,8 +61,12 @@ async def play(task: aj.Task) -> None:
       line = env.before_turn(budget, used)
       messages.append({"role": "user", "content": line})
     try:
-      reply = await client.chat.completions.create(
-        model=task.model, messages=messages
+      # `chat.completions.create` takes twice the time of the rest to look
+      # through the types of all messages.
+      reply = await client.post(
+        "/chat/completions",
+        cast_to=chat.ChatCompletion,
+        body={"model": task.model, "messages": messages},
       )
     except openai.RateLimitError:  # The budget is spent.
       return
