@@ -89,7 +89,7 @@ def main() -> None:
     "program": [f"--agents={options.program}", *_OUTSIDE],
   }
   for arguments in kinds.values():  # Fills the cache of compiled programs.
-    cpu_seconds(1, arguments)
+    cpu_seconds(options.rollouts, arguments)
   ratios = []
   print("CPU seconds of a rollout: inside, program; throughput by CPU time")
   for _ in range(options.pairs):
