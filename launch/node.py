@@ -290,7 +290,7 @@ def define_flags() -> None:
   flags.DEFINE_enum(
     "server",
     None,
-    [*_STARTERS],
+    ["sglang", "vllm"],
     "Kind of these servers; default: engine.kind, or SGLang's.",
   )
   flags.DEFINE_integer(

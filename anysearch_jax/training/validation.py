@@ -146,6 +146,11 @@ def validate(
       "reward.rel_cost: found dollars where nothing has a price; expected a "
       "price of searches, of tokens or of a tool in evaluation."
     )
+  if config.episode.prompts == "program" and not config.agents.program:
+    raise ValueError(
+      "episode.prompts: found 'program' without a program, expected --agents "
+      "too, or the name of another environment."
+    )
   if config.agents.program:
     _programs(config, method)
     is_named = config.agents.port or config.agents.address

@@ -27,9 +27,12 @@ from anysearch_jax.world import world_tokenizer
 
 FOLDER = pathlib.Path(__file__).parents[1] / "golden" / "environments"
 NAMES = sorted(systems.ENVIRONMENTS)
-# Others are one request after the other: tests/rollout/test_short_prompts.py.
+# Others are one request after the other (tests/rollout/test_short_prompts.py),
+# or a program's conversation (tests/sessions).
 CONVERSATIONS = [
-  name for name in NAMES if systems.ENVIRONMENTS[name].begin is None
+  name
+  for name in NAMES
+  if systems.ENVIRONMENTS[name].begin is None and name != "program"
 ]
 WORLDS = [name for name in NAMES if name.endswith("world")]
 MODEL, ENVIRONMENT = types.Author.MODEL, types.Author.ENVIRONMENT
