@@ -23,6 +23,8 @@ _OTHERS = frozenset(
     "MCP_URL",
     "OPENAI_URL",
     "ORIGINALS",
+    "SESSION_KEY",
+    "SESSION_URL",
     "SGLANG_COMMAND",
     "SGLANG_RECORD",
     "SGLANG_URL",
