@@ -179,7 +179,24 @@ def _adapted(version):
   return bare._replace(params=lora.combine(bare.params, new), architecture=a)
 
 
-def test_log_probs_of_adapters_equal_ours(connect):
+def _peft(torch, base, adapter, row):
+  """Returns the log-probabilities of PEFT, for a folder of ours."""
+  peft = pytest.importorskip(
+    "peft", reason="adapter tests need peft==0.21.2 (the extra [oracles])"
+  )
+  import transformers
+
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    base, dtype=torch.float32
+  )
+  ids = torch.tensor([row])
+  with torch.no_grad():
+    logits = peft.PeftModel.from_pretrained(model, adapter).eval()(ids).logits
+  logps = torch.log_softmax(logits[0, :-1], dim=-1)
+  return logps.gather(1, ids[0, 1:, None])[:, 0].numpy()
+
+
+def test_log_probs_of_adapters_equal_ours_and_peft(connect, folder, torch):
   engine = connect(_adapted(0))
   assert engine.adapts
   for version in (0, 1, 2):
@@ -194,6 +211,9 @@ def test_log_probs_of_adapters_equal_ours(connect):
     _close(f"scores {version}", scores, ours, 1e-3)
     base = _ours(real_vllm.policy(), row)
     assert (np.abs(base - ours).max() > 0.1) == (version > 0)
+    adapter = engine._handed_over[-1].adapter.path
+    theirs = _peft(torch, folder, adapter, row)
+    _close(f"PEFT {version}", scores, theirs, 1e-3)
   client = engine._fleet.members[0].server
   assert len(loop.run(client.loaded_adapters())) == 2
   # It loses them, and gets them again.
