@@ -87,6 +87,12 @@ def main(argv: Sequence[str]) -> None:
   config = apply_short_flags(documents.read_config())
   # The configuration saved beside the episodes must name the policy played.
   config, choice = policies.read_flags(config)
+  if config.agents.program and choice.endpoint is not None:
+    raise ValueError(
+      "--agents: found a model behind an address, expected a policy whose "
+      "tokens are sampled here (--hf, --checkpoint or config.policy); let the "
+      "program ask that model itself."
+    )
   documents.update(config)
   jax_setup.configure(threads=f.threads, cache=f.cache)
   from anysearch_jax.evaluation import harness

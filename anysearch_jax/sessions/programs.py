@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -139,6 +140,20 @@ def report_of(value: Any) -> turns.Report:
   )
 
 
+@functools.cache
+def _programs_loop() -> asyncio.AbstractEventLoop:
+  """Returns the event loop of coroutine functions, in a thread of its own.
+
+  A process has one, because the clients that a function keeps belong to it.
+  """
+  loop = asyncio.new_event_loop()
+  thread = threading.Thread(
+    target=loop.run_forever, name="programs", daemon=True
+  )
+  thread.start()
+  return loop
+
+
 class Function:
   """A function of the user's, called in threads of its own.
 
@@ -154,11 +169,8 @@ class Function:
     self._function = function
     self._loop: asyncio.AbstractEventLoop | None = None
     if inspect.iscoroutinefunction(function):
-      self._loop = asyncio.new_event_loop()
-      thread = threading.Thread(
-        target=self._loop.run_forever, name="programs", daemon=True
-      )
-      thread.start()
+      self._loop = _programs_loop()
+      self._loop.set_exception_handler(None)
 
   async def play(self, task: Task) -> turns.Report:
     running = asyncio.get_running_loop()
@@ -217,7 +229,6 @@ class Function:
     if self._loop is not None:
       # Clients that a program left open would complain at the end.
       self._loop.set_exception_handler(lambda loop, context: None)
-      self._loop.call_soon_threadsafe(self._loop.stop)
 
 
 def _sentence(error: BaseException) -> str:

@@ -3,17 +3,26 @@
 import dataclasses
 import json
 
+import commands
 import jax
 import numpy as np
+import pytest
 import small_run
 import source_tree
 
 from anysearch_jax import config as config_lib
+from anysearch_jax.evaluation import journal
+from anysearch_jax.launch import evaluate
 from anysearch_jax.policy import hf
 from anysearch_jax.sessions import player
 
 PROGRAM = source_tree.ROOT / "examples" / "outside_agent.py"
 AGENTS = config_lib.AgentsConfig(program=f"{PROGRAM}:play", states_budget=False)
+
+_IN_TAGS = (
+  "--config.episode.prompts=world",
+  "--config.agents.states_budget=false",
+)
 
 
 def train(folder, config, *, program):
@@ -50,3 +59,25 @@ def test_an_outside_loop_trains_the_policy_of_an_episode(tmp_path):
   last = small_run.records(tmp_path / "outside")[-1]
   assert last["engine/agents/sessions"] == 4 * 4 * 2
   assert last["engine/agents/forks"] == 0
+
+
+@pytest.mark.slow
+def test_an_evaluation_by_a_program_is_that_of_an_episode(tmp_path):
+  rows = []
+  for name, flags in (
+    ("inside", ()),
+    ("outside", (f"--agents={AGENTS.program}", *_IN_TAGS)),
+  ):
+    folder = tmp_path / name
+    ended, text = commands.printed(
+      evaluate,
+      "--config=configs/quickstart.py",
+      *("--budgets=0,1,3", "--config.evaluation.questions=6", "--seeds=1"),
+      *flags,
+      f"--output={folder}",
+    )
+    assert ended == 0, text
+    rows.append(list(journal.read(folder / "episodes.jsonl")))
+  names = ("question_id", "budget", "answer", "em", "searches", "spans")
+  inside, outside = ([[r[n] for n in names] for r in part] for part in rows)
+  assert inside == outside and len(inside) == 18
