@@ -127,6 +127,7 @@ def rows(base: aj.ExperimentConfig) -> tuple[Row, ...]:
           *PRICED,
           f"agents.program=examples/{file}.py:play",
           "agents.states_budget=false",
+          "agents.segments=1",
         ),
       )
       for name, label, file in (

@@ -8,6 +8,7 @@ devices.
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -216,14 +217,19 @@ def _programs(
     # in a row of its own.
     longer_contexts = config.episode.max_context // (shorter + 1)
     count = max(1, min(config.agents.segments, longer_contexts))
-    rows = batch.rows(length, config.mesh.rows)
-    needed = -(-episodes * count // rows)
+    row_count = episodes * count
+    if length == batch.row_lengths[-1] and count > 1:
+      # All contexts of an episode fit one such row. Best fit of falling sizes
+      # needs at most 11 / 9 as many rows as the best packing, and one more:
+      # https://doi.org/10.1137/0203025
+      row_count = min(row_count, math.ceil(episodes * 11 / 9) + 1)
+    needed = -(-row_count // batch.rows(length, config.mesh.rows))
     if needed > batch.max_micro_batches:
       raise ValueError(
         f"batch.max_micro_batches: found {batch.max_micro_batches}, expected "
         f"at least {needed} with agents.segments={config.agents.segments}: an "
         f"optimizer step has {episodes} episodes, each of up to {count} "
-        f"contexts of {length} tokens, and {rows} rows a micro-batch."
+        f"contexts of {length} tokens."
       )
     shorter = length
 

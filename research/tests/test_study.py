@@ -126,7 +126,7 @@ def test_tables_and_rows_are_chosen_with_what_they_need(rows):
     asked = {"tables": (), "names": ()} | asked
     return [row.name for row in study.choose(rows, **asked)]
 
-  assert len(names()) == len(rows) == 40
+  assert len(names()) == len(rows) == 42
   assert names(tables=["sampling"]) == ["lambda_0", "lambda_1"]
   assert names(names=["no_abs"]) == ["no_abs"]
   # Its policy is another row's.
