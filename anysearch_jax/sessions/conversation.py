@@ -309,6 +309,8 @@ def _template_message(
     "role": message.role,
     "content": _safe(message.content, control_tokens),
   }
+  if message.reasoning:
+    values["reasoning_content"] = _safe(message.reasoning, control_tokens)
   if message.calls:
     values["tool_calls"] = [
       _template_call(call, control_tokens) for call in message.calls

@@ -154,7 +154,6 @@ class Session:
     self._aside: list[tuple[int, conversation.Segment]] = []
     self._violation = False
     self._limit = ""  # The limit that ended the episode, in a sentence.
-    self._is_over = False
     self._is_closed = False
     self._report: turns.Report | None = None
     self._lock = asyncio.Lock()
@@ -199,16 +198,15 @@ class Session:
         param="reward",
       )
     self._report = report
-    self._is_over = True
-    self._end_pending()
+    self._close()
 
   @property
   def is_refused(self) -> bool:
     """Whether the program was refused because a limit was reached."""
     return bool(self._limit)
 
-  def _end_pending(self) -> None:
-    """Ends the turn that is sampled, if any."""
+  def _close(self) -> None:
+    """Takes no more turns, and ends the one that is sampled, if any."""
     self._is_closed = True
     if self._pending is not None:
       self._pending.cancel()
@@ -222,7 +220,7 @@ class Session:
     """Raises RefusedError if no turn may follow."""
     if self._limit:
       raise self._refusal(self._limit)
-    if self._is_over or self.reason:
+    if self._is_closed or self.reason:
       raise turns.RefusedError(
         self.reason or "Found a turn after the outcome, expected none.",
         status=409,
@@ -262,19 +260,22 @@ class Session:
     segment = place.waiting
     while True:
       waiting = self._within_limits(segment, place.slot)
-      prompt_tokens = waiting.tokens
-      event = None
+      generation = None
       if segment.landed or not self._must_land(waiting):
-        event = await self._sampled(waiting, request)
-      if event is None:
+        waiting = self._asking(waiting, request)
+        generation = await self._sampled(waiting)
+      if generation is None:
         # Time, tokens or dollars only pay for the answer.
         hidden.append(line)
         segment = self._landing(place, messages, hidden, request, segment)
         continue
       hidden.append(conversation.SampledTurn(self._turn_count))
-      segment = self._recorded(place, segment, waiting, event)
-      turn = self._read(event, request)
-      if not turn.charged or self._pays(segment.episode, len(turn.charged)):
+      segment = self._recorded(place, segment, waiting, generation)
+      turn = self._read(generation, request)
+      # The budget pays for all calls of a turn or for none.
+      if not turn.charged or segment.episode.affords(
+        protocol.SEARCH, len(turn.charged)
+      ):
         break
       self._violation = True
       if segment.landed:
@@ -292,8 +293,9 @@ class Session:
     return turns.TurnReply(
       message=reply,
       is_cut=turn.is_cut,
-      prompt_tokens=prompt_tokens,
+      prompt_tokens=waiting.tokens,
       written_tokens=segment.episode.turn_lengths[-1],
+      cached_tokens=place.base.episode.tokens if place.base else 0,
     )
 
   def _landing(
@@ -504,18 +506,14 @@ class Session:
     is_late = self._seconds < math.inf and waiting.elapsed >= landing_seconds
     return is_late or (self._turn_count > 0 and waiting.is_spent)
 
-  async def _sampled(
+  def _asking(
     self, waiting: episode_state.Episode, request: turns.TurnRequest
-  ) -> types.Generation | None:
-    """Samples a turn; None if the time before the landing is over.
+  ) -> episode_state.Episode:
+    """Returns an episode with its request for a turn.
 
     Raises:
-      turns.RefusedError: a limit leaves no room for a token, or the session
-        has ended.
-      types.EngineError: the engine could not sample.
+      turns.RefusedError: a limit leaves no room for a token.
     """
-    if self._is_closed:
-      raise _ended()
     if reason := waiting.reached_limit:
       self._limit = reason
       raise self._refusal(reason)
@@ -535,6 +533,21 @@ class Session:
       max_tokens=min(limits),
       stop=stops,
     )
+    return dataclasses.replace(waiting, request=generate)
+
+  async def _sampled(
+    self, waiting: episode_state.Episode
+  ) -> types.Generation | None:
+    """Samples a turn; None if the time before the landing is over.
+
+    Raises:
+      turns.RefusedError: the session has ended, or its time is over.
+      types.EngineError: the engine could not sample.
+    """
+    if self._is_closed:
+      raise _ended()
+    generate = waiting.request
+    assert isinstance(generate, types.GenerateRequest)
     share = 1.0 if waiting.landing else driver.LANDING
     until = self._started + self._seconds * share
     self._pending = asyncio.ensure_future(
@@ -568,23 +581,14 @@ class Session:
     Args:
       place: where the request belongs.
       segment: the segment before the turn.
-      waiting: its episode.
+      waiting: its episode, with the request.
       generation: the turn.
 
     Raises:
       types.EngineError: the turn's tokens cannot be told from each other.
     """
-    expected = types.GenerateRequest(
-      waiting.address,
-      self._turn_count,
-      waiting.context,
-      max_tokens=len(generation.token_ids),
-      stop=(),
-    )
     try:
-      recorded = episode.record_turn(
-        dataclasses.replace(waiting, request=expected), generation
-      )
+      recorded = episode.record_turn(waiting, generation)
     except ValueError as error:
       self.spoil("mismatched", str(error))
       raise types.EngineError(str(error)) from error
@@ -620,7 +624,6 @@ class Session:
     """Returns the calls in a turn: of its tools, or in the run's own tags."""
     text = generation.text
     is_cut = generation.finish is types.Finish.LENGTH
-    names = _names(request)
     if self._in_tags:
       return self._read_in_tags(text, request, is_cut)
     start = 0
@@ -628,7 +631,7 @@ class Session:
       start = text.rindex(_END_OF_REASONING) + len(_END_OF_REASONING)
     calls: list[turns.Call] = []
     content = text
-    for written in written_calls.find_all(text[start:], names):
+    for written in written_calls.find_all(text[start:], _names(request)):
       try:
         arguments = json.dumps(
           written.arguments, ensure_ascii=False, allow_nan=False
@@ -668,14 +671,9 @@ class Session:
     """Returns a call of the newest turn."""
     return turns.Call(f"call_{self._turn_count}_{number}", name, arguments)
 
-  def _pays(self, turn: episode_state.Episode, calls: int) -> bool:
-    """Returns whether the budget pays for calls, and for an answer."""
-    return turn.affords(protocol.SEARCH, calls)
-
   def trajectory(self) -> types.Trajectory:
     """Ends the session and returns its trajectory."""
-    self._is_over = True
-    self._end_pending()
+    self._close()
     self._parts.engine.release(self._blank.address)
     report = self._report or turns.Report()
     if not self._turn_count and not self._limit:
