@@ -6,6 +6,7 @@ no client may believe in a setting that the service ignores.
 
 from __future__ import annotations
 
+import abc
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -241,9 +242,9 @@ class Request(pydantic.BaseModel):
       if value not in _ABSENT and name not in cls.harmless
     }
 
+  @abc.abstractmethod
   def token_limits(self) -> list[int | None]:
     """Returns the fields that limit the tokens of an answer."""
-    raise NotImplementedError
 
 
 class ChatRequest(Request):

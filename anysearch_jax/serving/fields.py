@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 import re
@@ -165,9 +166,9 @@ class Request(openai_requests.Request):
         )
     return tools
 
+  @abc.abstractmethod
   def turns(self) -> list[tuple[str, str]]:
     """Returns role and text of each message."""
-    raise NotImplementedError
 
   def include_draft(self) -> bool:
     """Returns whether the client asks for the text of an unfinished answer."""

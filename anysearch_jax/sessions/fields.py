@@ -6,6 +6,7 @@ texts and a limit on tokens. A training cannot force tokens or a format.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -87,13 +88,13 @@ class Request(openai_requests.Request):
       sampling={k: v for k, v in sampling.items() if v is not None},
     )
 
+  @abc.abstractmethod
   def turn_messages(self) -> Sequence[turns.Message]:
     """Returns the conversation so far."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def functions(self) -> Sequence[Function]:
     """Returns the tools of the program."""
-    raise NotImplementedError
 
 
 def read(api: type[R], body: bytes) -> R:

@@ -375,6 +375,29 @@ def test_ids_without_their_log_probabilities_are_dropped():
   assert one._counters["spoiled_mismatched"] == 1
 
 
+def test_a_turn_beyond_its_limit_is_dropped():
+  class Endless(scripted.Engine):
+    async def generate(self, request):
+      whole = dataclasses.replace(request, max_tokens=request.max_tokens + 1)
+      return await super().generate(whole)
+
+  async def steps(one):
+    with pytest.raises(types.EngineError, match="1 to 2 tokens"):
+      await one.turn(asked(ASKED, max_tokens=2))
+
+  assert played(steps, [], engine=Endless(["abc"]))[2].failed
+
+
+def test_the_prompt_of_a_turn_and_what_was_cached_of_it_are_told():
+  async def steps(one):
+    first = await one.turn(asked(ASKED))
+    second = await one.turn(asked(ASKED, first.message, ASKED))
+    assert (first.cached_tokens, first.written_tokens) == (0, 2)
+    assert second.cached_tokens == first.prompt_tokens + 2
+
+  played(steps, ["x", "y"])
+
+
 def test_a_turn_whose_client_left_can_be_asked_for_again():
   async def steps(one):
     leaving = asyncio.ensure_future(one.turn(asked(ASKED)))

@@ -130,6 +130,34 @@ class Reply(NamedTuple):
   experts: np.ndarray | None = None
 
 
+def adapter_modules(targets: Sequence[str]) -> list[str]:
+  """Returns the servers' names of `lora.targets`."""
+  return [f"{target}_proj" for target in targets]
+
+
+def adapter_mismatch(
+  rank: int,
+  targets: Sequence[str],
+  *,
+  largest: Any,
+  modules: Sequence[str] | None,
+) -> str:
+  """Returns why the flags of a server do not fit adapters, or "".
+
+  Args:
+    rank: the adapters' rank.
+    targets: the adapted matrices, as in `lora.targets`.
+    largest: the server's --max-lora-rank, as it tells it.
+    modules: its --lora-target-modules; None: all.
+  """
+  if type(largest) is not int or largest < rank:
+    return f"its --max-lora-rank is {largest}, the run's rank {rank}"
+  missing = {*adapter_modules(targets)} - {*(modules or ())}
+  if modules is not None and missing:
+    return f"its --lora-target-modules lack {', '.join(sorted(missing))}"
+  return ""
+
+
 class Server(abc.ABC):
   """One server; its methods run in the event loop of the process.
 

@@ -42,11 +42,6 @@ _WEIGHTS_TAGS = ["weights"]
 _CACHE_TAGS = ["kv_cache", "cuda_graph"]
 
 
-def adapter_modules(targets: Sequence[str]) -> list[str]:
-  """Returns SGLang's names of `lora.targets`."""
-  return [f"{target}_proj" for target in targets]
-
-
 def adapter_flags(rank: int, targets: Sequence[str]) -> list[str]:
   """Returns the flags of a server that can load adapters.
 
@@ -61,7 +56,7 @@ def adapter_flags(rank: int, targets: Sequence[str]) -> list[str]:
     "--max-loras-per-batch",
     _BATCH_ADAPTERS,
     "--lora-target-modules",
-    *adapter_modules(targets),
+    *server.adapter_modules(targets),
   ]
 
 
@@ -85,14 +80,13 @@ def adapter_refusal(
     return "it was started without --enable-lora"
   if info.get("dp_size", 1) != 1:
     return "it has data-parallel replicas (--dp-size)"
-  largest = info.get("max_lora_rank")
-  if type(largest) is not int or largest < rank:
-    return f"its --max-lora-rank is {largest}, the run's rank {rank}"
   modules = info.get("lora_target_modules") or []
-  missing = {*adapter_modules(targets)} - {*modules}
-  if missing and "all" not in modules:
-    return f"its --lora-target-modules lack {', '.join(sorted(missing))}"
-  return ""
+  return server.adapter_mismatch(
+    rank,
+    targets,
+    largest=info.get("max_lora_rank"),
+    modules=None if "all" in modules else modules,
+  )
 
 
 def read_turn(

@@ -62,7 +62,7 @@ def adapter_flags(rank: int, targets: Sequence[str]) -> list[str]:
     "--max-loras",
     _BATCH_ADAPTERS,
     "--lora-target-modules",
-    *(f"{target}_proj" for target in targets),
+    *server.adapter_modules(targets),
   ]
 
 
@@ -372,14 +372,12 @@ class VllmServer(server.Server):
       return "it was started without --enable-lora"
     if _LOAD_ADAPTER not in self.info["routes"]:
       return "it was started without VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-    largest = self._setting("lora_config", "max_lora_rank")
-    if type(largest) is not int or largest < rank:
-      return f"its --max-lora-rank is {largest}, the run's rank {rank}"
-    modules = self._setting("lora_config", "target_modules")
-    missing = {f"{target}_proj" for target in targets} - {*(modules or ())}
-    if modules and missing:
-      return f"its --lora-target-modules lack {', '.join(sorted(missing))}"
-    return ""
+    return server.adapter_mismatch(
+      rank,
+      targets,
+      largest=self._setting("lora_config", "max_lora_rank"),
+      modules=self._setting("lora_config", "target_modules") or None,
+    )
 
   async def pause(self, *, aborts: bool) -> None:
     mode = "abort" if aborts else "keep"
