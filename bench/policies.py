@@ -336,7 +336,7 @@ def measure_steps(
   trained = learner.architecture
   work = throughput.count(packed, trained)
   forwards = int(bool(config.objective.kl_coefficient))
-  flops = throughput.model_flops(trained, work, forwards=forwards)
+  operations = throughput.operations(trained, work, forwards=forwards)
   # Per step, masters and moments are read and written, gradients are read.
   state = sum(x.nbytes for x in jax.tree.leaves(learner.state))
   return {
@@ -346,7 +346,7 @@ def measure_steps(
     "tokens": work.tokens,
     "first call, s": first,
     "step, s": median,
-    "model TFLOP a step": flops / 1e12,
+    "model TFLOP a step": operations.flops / 1e12,
     **learner.speed(packed, median),
     "optimizer's least traffic, GB": (2 * state + state / 3) / 1e9,
   }

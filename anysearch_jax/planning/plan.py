@@ -75,7 +75,7 @@ class Plan:
     return (
       f"fits: at most {gib(largest.total)} of {capacity} GiB a device, in the "
       f"{largest.name}. A step takes about {self.step.seconds:.1f} "
-      f"s at {targets.ASSUMED.compute:.0%} of the devices' peak."
+      "s, if it is as efficient as MaxText's published steps."
     )
 
 
@@ -252,6 +252,7 @@ def make(
       f"{whole_step.SPREAD:.0%}, into {filled} micro-batches.",
       _memory_sentence(target.hardware),
       *targets.sentences(target),
+      _prime_rl_sentence(config, a, expected, target),
       *whole_step.sentences(config, expected),
       *_servers_sentence(config, decode, target),
       *sent_bytes_sentence(config, a),
@@ -302,6 +303,22 @@ def _memory_sentence(device: hardware.Hardware) -> str:
     "context, NCCL and libraries' workspaces, which the compiler does not "
     "count. JAX by itself takes 0.75: run with "
     f"XLA_PYTHON_CLIENT_MEM_FRACTION={share}."
+  )
+
+
+def _prime_rl_sentence(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  expected: whole_step.Episodes,
+  target: targets.Target,
+) -> str:
+  """States how long training takes at the efficiency of another trainer."""
+  slower = whole_step.training_seconds(
+    config, a, expected, target=target, efficiency=targets.PRIME_RL
+  )
+  return (
+    f"Training would take {slower:.1f} s a step if it were as efficient as "
+    "prime-rl's published steps (docs/will_it_fit.md compares them)."
   )
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from anysearch_jax.host import hardware as hardware_lib
+from anysearch_jax.training import throughput
 
 # GPUs of one host; with more, collectives use the network.
 _GPUS_A_HOST = 8
@@ -183,34 +184,55 @@ def _installed(name: str) -> bool:
 
 
 class Efficiency(NamedTuple):
-  """Assumed shares of the peaks of products, and of the memory's bandwidth."""
+  """How much of a device's peaks programs reach.
 
-  compute: float = 0.4
-  memory: float = 0.8
+  Attributes:
+    products: share of the peak that products with weights reach, in (0, 1].
+    attention: the same of attention; its backward pass computes the scores
+      again, which is not counted.
+    memory: share of the memory's bandwidth, in (0, 1].
+    passes: how often each number that products read and write goes through
+      memory outside of them: in norms, activations, casts and residuals.
+  """
+
+  products: float
+  attention: float
+  memory: float
+  passes: float
 
 
-ASSUMED = Efficiency()
+# `python -m bench.published` fits attention and passes to published steps, of
+# MaxText and of prime-rl; products and memory are what their kernels reach
+# alone.
+MAXTEXT = Efficiency(products=0.7, attention=0.75, memory=0.8, passes=4.7)
+PRIME_RL = Efficiency(products=0.7, attention=0.75, memory=0.8, passes=16.5)
+# A trainer in JAX as this one; how fast it really is, no GPU has measured yet.
+ASSUMED = MAXTEXT
 
 
 def seconds(
   hardware: hardware_lib.Hardware,
+  operations: throughput.Operations,
   *,
-  flops: float,
-  read: float,
+  read: float = 0,
+  itemsize: int = 2,
   efficiency: Efficiency = ASSUMED,
 ) -> float:
   """Returns the seconds of some work on one device.
 
   Args:
     hardware: the device.
-    flops: floating-point operations of its matrix products.
-    read: bytes that it reads from memory while the products run.
-    efficiency: assumed shares of the peaks; at `Efficiency(1, 1)` no program
-      with the same work is faster.
+    operations: what it computes.
+    read: bytes of weights and caches that it reads from memory meanwhile.
+    itemsize: bytes of an activation.
+    efficiency: assumed shares of the peaks; at `Efficiency(1, 1, 1, 0)` no
+      program with the same work is faster.
   """
-  computing = flops / (efficiency.compute * hardware.flops)
-  reading = read / (efficiency.memory * hardware.memory_bandwidth)
-  return max(computing, reading)
+  bandwidth = efficiency.memory * hardware.memory_bandwidth
+  products = operations.products / (efficiency.products * hardware.flops)
+  attention = operations.attention / (efficiency.attention * hardware.flops)
+  moved = efficiency.passes * operations.activations * itemsize / bandwidth
+  return max(products + attention + moved, read / bandwidth)
 
 
 def sentences(target: Target) -> list[str]:
@@ -219,8 +241,10 @@ def sentences(target: Target) -> list[str]:
   efficiency = ASSUMED
   return [
     f"{hardware.source}.",
-    f"Matrix products run at {efficiency.compute:.0%} of "
-    f"{hardware.flops / 1e12:.0f} TFLOP/s a device, memory is read at "
-    f"{efficiency.memory:.0%} of {hardware.memory_bandwidth / 1e9:.0f} GB/s in "
-    "their shadow, and collectives take no time.",
+    f"Products with weights run at {efficiency.products:.0%} of "
+    f"{hardware.flops / 1e12:.0f} TFLOP/s a device, attention at "
+    f"{efficiency.attention:.0%}. What products read and write goes through "
+    f"memory {efficiency.passes} times more, at {efficiency.memory:.0%} of "
+    f"{hardware.memory_bandwidth / 1e9:.0f} GB/s. Weights and caches are read "
+    "meanwhile, and collectives take no time.",
   ]

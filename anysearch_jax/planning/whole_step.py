@@ -1,10 +1,11 @@
 """Predicts the seconds of an optimizer step with the sampling of its episodes.
 
-Both are counted by hand at an assumed share of the peaks: XLA's own cost
-analysis counts the body of a loop once, and the decoder is a loop over layers.
-Training has the model FLOPs of `training.throughput`, with a forward pass more
-where everything is recomputed. Sampling has the FLOPs of weights and of
-attention at the mean context, and the bytes of weights, keys and values.
+Operations are counted by hand and take the time of `targets.seconds`: XLA's own
+cost analysis counts the body of a loop once, and the decoder is a loop over
+layers. Training has the operations of `training.throughput`, with a forward
+pass more where everything is recomputed. Sampling has the products with all
+weights, attention at the mean context, and the bytes of weights, keys and
+values.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import jax.numpy as jnp
 
 from anysearch_jax import config as config_lib
 from anysearch_jax.planning import compilation, targets
@@ -162,30 +165,59 @@ def predict(
   """
   # The epochs share the sampling and the passes before the first step.
   once = 1 / config.curriculum.epochs
+  itemsize = jnp.dtype(config.compute_dtype).itemsize
   share = 1 / config.curriculum.steps_per_rollout
   sampled = {
-    name: once * targets.seconds(target.hardware, flops=flops, read=read)
-    for name, (flops, read) in sampling(config, a, expected, decode).items()
+    name: once
+    * targets.seconds(target.hardware, operations, read=read, itemsize=itemsize)
+    for name, (operations, read) in sampling(
+      config, a, expected, decode
+    ).items()
   }
   if decode.offloaded:
     bandwidth = target.hardware.host_bandwidth * targets.ASSUMED.memory
     sampled["state to the host and back"] = (
       share * 2 * decode.offloaded / bandwidth
     )
-  flops = training_flops(config, a, expected) / config.mesh.size
   return Step(
     sampled,
-    targets.seconds(target.hardware, flops=flops, read=0),
+    training_seconds(config, a, expected, target=target),
     overlapped=bool(config.mesh.rollout and config.pipeline.async_level),
   )
 
 
-def training_flops(
+def training_seconds(
   config: config_lib.ExperimentConfig,
   a: architecture_lib.Architecture,
   expected: Episodes,
+  *,
+  target: targets.Target,
+  efficiency: targets.Efficiency = targets.ASSUMED,
 ) -> float:
-  """Returns the FLOPs of a step over all devices.
+  """Returns the seconds of all training passes of a step.
+
+  Args:
+    config: the whole configuration.
+    a: the policy's architecture, without adapters.
+    expected: the episodes of the step.
+    target: the hardware of all devices.
+    efficiency: assumed shares of its peaks.
+  """
+  seconds = targets.seconds(
+    target.hardware,
+    training_operations(config, a, expected),
+    itemsize=jnp.dtype(config.compute_dtype).itemsize,
+    efficiency=efficiency,
+  )
+  return seconds / config.mesh.size
+
+
+def training_operations(
+  config: config_lib.ExperimentConfig,
+  a: architecture_lib.Architecture,
+  expected: Episodes,
+) -> throughput.Operations:
+  """Returns the operations of a step over all devices.
 
   Args:
     config: the whole configuration.
@@ -210,7 +242,7 @@ def training_flops(
   # With one epoch, the first step of a rollout knows its own log-probs.
   several = curriculum.epochs > 1
   unscored = 0 if several else 1 / curriculum.steps_per_rollout
-  return throughput.model_flops(
+  return throughput.operations(
     lora.attach(a, config.lora),
     work,
     forwards=int(repeated) + int(reference),
@@ -225,8 +257,8 @@ def sampling(
   a: architecture_lib.Architecture,
   expected: Episodes,
   decode: compilation.Part,
-) -> dict[str, tuple[float, float]]:
-  """Returns the FLOPs and bytes of a device that samples a step's episodes.
+) -> dict[str, tuple[throughput.Operations, float]]:
+  """Returns the work of a device that samples a step's episodes.
 
   Args:
     config: the whole configuration.
@@ -235,7 +267,7 @@ def sampling(
     decode: the decode of the plan.
 
   Returns:
-    (FLOPs, bytes read from memory) by phase.
+    (operations, bytes of weights and caches read from memory) by phase.
   """
   engine = config.engine
   devices = decode.devices
@@ -258,14 +290,24 @@ def sampling(
   calls = prefilled / (engine.prefill_lanes * chunk)
   rows = concurrent_rows(engine, context)
   steps = expected.trajectories * expected.generated / (rows * OCCUPANCY)
+  layers = throughput.activations(a)
+  # Rows that do not sample are computed too.
+  decoded = steps * rows
   return {
     "prefill": (
-      prefilled * (2 * (matrices - vocabulary) + scores) / devices,
+      throughput.Operations(
+        products=prefilled * 2 * (matrices - vocabulary) / devices,
+        attention=prefilled * scores / devices,
+        activations=prefilled * layers / devices,
+      ),
       calls * (resident + engine.prefill_lanes * cached / devices),
     ),
-    # Rows that do not sample are computed too.
     "decode": (
-      steps * rows * (2 * matrices + scores) / devices,
+      throughput.Operations(
+        products=decoded * 2 * matrices / devices,
+        attention=decoded * scores / devices,
+        activations=decoded * (layers + a.vocab_size + a.d_model) / devices,
+      ),
       steps * (resident + rows * OCCUPANCY * cached / devices),
     ),
   }

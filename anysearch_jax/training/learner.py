@@ -288,7 +288,7 @@ class Learner:
     scored_share = self._scored_steps / config.curriculum.steps_per_rollout
     epochs = config.curriculum.epochs
     work = throughput.count([*packed] * epochs, self.architecture)
-    flops = throughput.model_flops(
+    operations = throughput.operations(
       self.architecture,
       work,
       forwards=int(bool(config.objective.kl_coefficient)),
@@ -297,7 +297,9 @@ class Learner:
       epochs=epochs,
     )
     devices = list(self.placement.trainer.devices.flat)
-    values = throughput.metrics(work, flops, seconds=seconds, devices=devices)
+    values = throughput.metrics(
+      work, operations.flops, seconds=seconds, devices=devices
+    )
     values |= throughput.memory(jax.local_devices())
     values["compile/train_step"] = throughput.programs(self._step)
     values["compile/old_logp"] = throughput.programs(self._score)

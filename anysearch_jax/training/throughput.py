@@ -49,6 +49,26 @@ class Work(NamedTuple):
   pairs: float
 
 
+class Operations(NamedTuple):
+  """What a program computes and moves.
+
+  Attributes:
+    products: floating-point operations of the products with weights.
+    attention: floating-point operations of scores and of their values.
+    activations: numbers that the products with weights read and write, their
+      weights excluded.
+  """
+
+  products: float
+  attention: float
+  activations: float
+
+  @property
+  def flops(self) -> float:
+    """All floating-point operations of matrix products."""
+    return self.products + self.attention
+
+
 def count(
   batches: Iterable[batching.HostBatch], a: architecture_lib.Architecture
 ) -> Work:
@@ -72,7 +92,7 @@ def count(
   return Work(tokens, scored, positions, pair_count)
 
 
-def model_flops(
+def operations(
   a: architecture_lib.Architecture,
   work: Work,
   *,
@@ -80,8 +100,10 @@ def model_flops(
   first_forwards: float = 0,
   critic: bool = False,
   epochs: int = 1,
-) -> float:
-  """Returns the model FLOPs of training on some work; see the module docstring.
+) -> Operations:
+  """Returns the operations of training on some work; see the module docstring.
+
+  The gradients read and write as many activations as two forward passes.
 
   Args:
     a: the policy's architecture, with its adapters.
@@ -96,14 +118,35 @@ def model_flops(
   adapters = _multiplied(table.adapter_rows(a), a)
   trained = _multiplied(table.trainable_rows(a), a)
   head = 2 * a.vocab_size * a.d_model * work.scored
+  head_activations = (a.vocab_size + a.d_model) * work.scored
   attention = 4 * a.layers * a.heads * a.head_dim * work.pairs
-  body = (4 * (base + adapters) + 2 * trained) * work.tokens + 3 * attention
+  body = (4 * (base + adapters) + 2 * trained) * work.tokens
+  body_activations = activations(a) * work.tokens
+  forward = 2 * base * work.tokens
   passes = forwards + first_forwards / epochs
-  forward = 2 * base * work.tokens + attention
-  total = body + (2 if adapters else 3) * head + passes * (forward + head)
+  products = body + (2 if adapters else 3) * head + passes * (forward + head)
+  steps = 3 + passes
+  moved = steps * (body_activations + head_activations)
   if critic:
-    total += body + (forward + 2 * adapters * work.tokens) / epochs
-  return total
+    products += body + (forward + 2 * adapters * work.tokens) / epochs
+    steps += 3 + 1 / epochs
+    moved += (3 + 1 / epochs) * body_activations
+  return Operations(products, steps * attention, moved)
+
+
+def activations(a: architecture_lib.Architecture) -> float:
+  """Counts what the products with a token's layers read and write, in numbers.
+
+  The head and the adapters are excluded.
+  """
+  numbers = 0
+  for key, projection in table.projections(a).items():
+    sizes = (projection.in_axes, projection.out_axes)
+    width = sum(math.prod(size for size, _ in axes) for axes in sizes)
+    # A token goes to some of the experts.
+    repeated = a.active if a.experts and key in ("gate", "up", "down") else 1
+    numbers += repeated * width
+  return a.layers * numbers
 
 
 def _multiplied(
@@ -127,7 +170,7 @@ def metrics(
 
   Args:
     work: the tokens that were trained on.
-    flops: its model FLOPs, see `model_flops`.
+    flops: its model FLOPs, see `operations`.
     seconds: duration of the training, on host and devices.
     devices: of one kind; MFU is the share of their bfloat16 peak.
   """

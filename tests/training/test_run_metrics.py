@@ -66,7 +66,7 @@ def test_experts_that_a_token_does_not_use_do_not_count():
 
   def flops_of(experts):
     a = random_models.architecture("qwen3-moe", num_experts=experts)
-    return throughput.model_flops(a, work)
+    return throughput.operations(a, work).flops
 
   a = random_models.architecture("qwen3-moe")
   assert a.active == 2
@@ -104,13 +104,13 @@ def test_model_flops_are_those_of_the_jaxpr(case, rank):
   forward = jax.make_jaxpr(lambda x: loss(x, a.without_lora()))(base)
   # The program computes all attention scores, also masked ones.
   work = throughput.Work(b * t, b * 10, b * t, pairs=b * t * t)
-  assert throughput.model_flops(a, work) == jaxpr_flops.count(step)
-  one_more = throughput.model_flops(a, work, forwards=1)
-  assert one_more - throughput.model_flops(a, work) == jaxpr_flops.count(
+  assert throughput.operations(a, work).flops == jaxpr_flops.count(step)
+  one_more = throughput.operations(a, work, forwards=1).flops
+  assert one_more - throughput.operations(a, work).flops == jaxpr_flops.count(
     forward
   )
   # In the first of two epochs only: half of the work.
-  once = throughput.model_flops(a, work, first_forwards=1, epochs=2)
+  once = throughput.operations(a, work, first_forwards=1, epochs=2).flops
   assert 2 * (once - jaxpr_flops.count(step)) == jaxpr_flops.count(forward)
 
 

@@ -1,0 +1,305 @@
+"""Compares plans with training steps whose speed and memory others published.
+
+    python -m bench.published                 seconds and GiB, half an hour
+    python -m bench.published --memory=false  seconds only, at once
+
+`bench/published.csv` has the steps, as their trainers measured them:
+
+* prime-rl, benchmarks/baselines: GRPO on rows that are one segment each.
+  Seconds are those of `step_time`; its tokens/s of runs that train every weight
+  also count the broadcast of the weights, .8 to 40 s a step. GiB are what
+  PyTorch's allocator reserved. Adapters of rank 16 lie on a float32 base.
+* MaxText: JAX-Toolbox's table of the H100 and MaxText's own of TPUs, for
+  pretraining. `recomputed` is the share of a forward pass that its recipe
+  computes again.
+
+A plan assumes four constants (`planning.targets.Efficiency`). Two are what
+kernels reach alone: products with weights 70 % of the peak, reads 80 % of the
+bandwidth. The other two, of attention and of what goes through memory between
+products, are fitted here to every second of prime-rl's steps on Hopper GPUs;
+all other lines are held out. Needs the extra [plan] for GiB.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import json
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from absl import flags
+
+from anysearch_jax import config as config_lib
+from anysearch_jax.host import hardware
+from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import shipped
+from anysearch_jax.planning import compilation, programs, targets
+from anysearch_jax.policy import architecture as architecture_lib
+from anysearch_jax.policy import hf_architecture, lora
+from anysearch_jax.report import tables
+from anysearch_jax.training import throughput
+
+_STEPS = pathlib.Path(__file__).with_suffix(".csv")
+# How Llama 2 differs from Llama 3.1 of about the same size.
+_LLAMA_2: dict[str, tuple[str, dict[str, int]]] = {
+  "Llama-2-7B": (
+    "Llama-3.1-8B-Instruct",
+    {
+      "num_key_value_heads": 32,
+      "intermediate_size": 11008,
+      "vocab_size": 32000,
+    },
+  ),
+  "Llama-2-70B": ("Llama-3.1-70B-Instruct", {"vocab_size": 32000}),
+}
+
+
+class PublishedStep(NamedTuple):
+  """A training step that another trainer published.
+
+  Attributes:
+    source: the trainer.
+    policy: name of the policy.
+    device: name of the device, a key of `hardware.HARDWARE`.
+    devices: number of devices.
+    adapter_rank: rank of the trained adapters; 0 if every weight is trained.
+    row: tokens of a row, which is one segment.
+    rows: rows of a device in a step.
+    recomputed: share of a forward pass that the gradients compute again.
+    seconds: of the step.
+    gib: a device's memory; None if it was not published.
+  """
+
+  source: str
+  policy: str
+  device: str
+  devices: int
+  adapter_rank: int
+  row: int
+  rows: int
+  recomputed: float
+  seconds: float
+  gib: float | None
+
+  @property
+  def architecture(self) -> architecture_lib.Architecture:
+    """The policy's architecture, without adapters."""
+    name, changes = _LLAMA_2.get(self.policy, (self.policy, {}))
+    path = pathlib.Path(shipped.find(f"configs/shapes/{name}.json"))
+    return hf_architecture.from_hf(json.loads(path.read_text()) | changes)
+
+  @property
+  def lora(self) -> config_lib.LoraConfig:
+    """The adapters; of experts, which this trainer cannot adapt, none."""
+    settings = config_lib.LoraConfig(
+      rank=self.adapter_rank, alpha=32.0, base_dtype="float32"
+    )
+    if self.architecture.experts:
+      return dataclasses.replace(settings, targets=("q", "k", "v", "o"))
+    return settings
+
+  @property
+  def operations(self) -> throughput.Operations:
+    """The operations of a device."""
+    a = lora.attach(self.architecture, self.lora)
+    tokens = self.row * self.rows
+    work = throughput.Work(
+      tokens=tokens,
+      scored=tokens,
+      positions=tokens,
+      # A token in the middle of its row sees half of it.
+      pairs=tokens * a.mean_attended(self.row // 2),
+    )
+    return throughput.operations(a, work, forwards=self.recomputed)
+
+  def predicted(self, efficiency: targets.Efficiency) -> float:
+    """Returns the seconds of the step by the planner's formula."""
+    device = hardware.HARDWARE[self.device]
+    return targets.seconds(device, self.operations, efficiency=efficiency)
+
+
+def read(path: pathlib.Path = _STEPS) -> list[PublishedStep]:
+  """Reads published steps from a CSV file."""
+  with path.open() as file:
+    return [
+      PublishedStep(
+        source=row["source"],
+        policy=row["policy"],
+        device=row["device"],
+        devices=int(row["devices"]),
+        adapter_rank=int(row["adapter_rank"]),
+        row=int(row["row"]),
+        rows=int(row["rows"]),
+        recomputed=float(row["recomputed"]),
+        seconds=float(row["seconds"]),
+        gib=float(row["gib"]) if row["gib"] else None,
+      )
+      for row in csv.DictReader(file)
+    ]
+
+
+def halves(
+  steps: Sequence[PublishedStep],
+) -> tuple[list[PublishedStep], list[PublishedStep]]:
+  """Returns the steps to fit constants to, and those that are held out.
+
+  Fitted are every second of prime-rl's steps of Qwen3 on Hopper GPUs.
+  """
+  candidates = [
+    step
+    for step in steps
+    if step.source == "prime-rl"
+    and step.device in ("h100", "h200")
+    and step.policy.startswith("Qwen3")
+  ]
+  fitted = candidates[::2]
+  return fitted, [step for step in steps if step not in fitted]
+
+
+def fit(
+  steps: Sequence[PublishedStep], start: targets.Efficiency
+) -> targets.Efficiency:
+  """Fits the efficiency of attention and the passes through memory.
+
+  The sum of squared relative errors is least.
+
+  Args:
+    steps: two or more published steps.
+    start: has the other constants.
+  """
+  columns = []
+  rests = []
+  for step in steps:
+    device = hardware.HARDWARE[step.device]
+    operations = step.operations
+    products = operations._replace(attention=0, activations=0)
+    attention = operations._replace(products=0, activations=0)
+    moved = operations._replace(products=0, attention=0)
+    one = start._replace(attention=1.0, passes=1.0)
+    seconds = functools.partial(targets.seconds, device, efficiency=one)
+    columns.append([seconds(x) / step.seconds for x in (attention, moved)])
+    rests.append(1 - seconds(products) / step.seconds)
+  (slowness, passes), *_ = np.linalg.lstsq(
+    np.asarray(columns), np.asarray(rests), rcond=None
+  )
+  return start._replace(attention=1 / slowness, passes=passes)
+
+
+def passes_of(step: PublishedStep, start: targets.Efficiency) -> float:
+  """Returns the passes through memory with which one step has no error."""
+  still = step.predicted(start._replace(passes=0.0))
+  one = step.predicted(start._replace(passes=1.0))
+  return (step.seconds - still) / (one - still)
+
+
+def planned_gib(step: PublishedStep) -> float:
+  """Compiles this trainer's step of the same size; returns GiB of a device."""
+  config = config_lib.ExperimentConfig(
+    name="published",
+    policy=step.policy,
+    mesh=config_lib.MeshConfig(fsdp=step.devices),
+    compute_dtype="bfloat16",
+    lora=step.lora,
+    objective=config_lib.ObjectiveConfig(kl_coefficient=0.0),
+    batch=config_lib.BatchConfig(
+      row_lengths=(step.row,),
+      micro_batch_tokens=step.row * step.devices,
+      max_micro_batches=step.rows,
+      remat="full",
+    ),
+  )
+  target = targets.parse(f"{step.device}:{step.devices}")
+  train_step, *_ = programs.programs(
+    config, step.architecture, devices=targets.devices(target)
+  )
+  part = compilation.measure(train_step, [train_step], target)
+  return part.total / hardware.GIB
+
+
+def _row(
+  step: PublishedStep,
+  fitted: targets.Efficiency,
+  *,
+  held_out: bool,
+  gib: float | None,
+) -> list[str]:
+  """Returns a row of the table."""
+  assumed = step.predicted(targets.ASSUMED)
+  trained = f"rank {step.adapter_rank}" if step.adapter_rank else "all"
+  cells = [
+    step.source,
+    step.policy,
+    f"{step.device}:{step.devices}",
+    trained,
+    f"{step.rows} x {step.row:,}",
+    f"{step.seconds:.2f}",
+    f"{assumed:.2f}",
+    f"{assumed / step.seconds:.2f}",
+    f"{step.predicted(fitted) / step.seconds:.2f}",
+    "held out" if held_out else "",
+  ]
+  if gib is not None and step.gib is not None:
+    cells += [f"{step.gib:.1f}", f"{gib:.1f}", f"{gib / step.gib:.2f}"]
+  return cells
+
+
+def _errors(
+  steps: Sequence[PublishedStep], efficiency: targets.Efficiency
+) -> str:
+  """Summarises the relative errors of predictions."""
+  errors = [abs(x.predicted(efficiency) / x.seconds - 1) for x in steps]
+  return (
+    f"median {statistics.median(errors):.0%}, largest {max(errors):.0%}, "
+    f"{sum(error <= 0.2 for error in errors)} of {len(errors)} within 20 %"
+  )
+
+
+def main(argv: Sequence[str]) -> None:
+  steps = read()
+  to_fit, held_out = halves(steps)
+  fitted = fit(to_fit, targets.PRIME_RL)
+  hopper = [
+    step
+    for step in held_out
+    if step.source == "prime-rl" and step.device != "b200"
+  ]
+  maxtext = [step for step in steps if step.source == "MaxText"]
+  first, *others = maxtext
+  jax_efficiency = fitted._replace(passes=passes_of(first, fitted))
+  gibs: dict[tuple, float] = {}
+  rows = []
+  for step in steps:
+    # A GPU's name changes no memory.
+    shape = (step.policy, step.devices, step.adapter_rank, step.row)
+    if flags.FLAGS.memory and step.gib is not None and step.device != "b200":
+      if shape not in gibs:
+        gibs[shape] = planned_gib(step)
+        print(f"compiled {shape}: {gibs[shape]:.1f} GiB", flush=True)
+    reached = jax_efficiency if step in maxtext else fitted
+    rows.append(
+      _row(step, reached, held_out=step in held_out, gib=gibs.get(shape))
+    )
+  header = ["trainer", "policy", "devices", "trained", "rows", "s"]
+  header += ["plan, s", "plan / s", "fitted / s", ""]
+  if gibs:
+    header += ["GiB", "plan, GiB", "plan / GiB"]
+  width = len(header)
+  padded = [header, *([*row, *[""] * (width - len(row))] for row in rows)]
+  print("\n".join(tables.aligned(padded)))
+  print(
+    f"\nprime-rl: attention {fitted.attention:.2f} of the peak, "
+    f"{fitted.passes:.1f} passes; {len(to_fit)} fitted steps: "
+    f"{_errors(to_fit, fitted)}; held out, Hopper: {_errors(hopper, fitted)}."
+    f"\nMaxText: {jax_efficiency.passes:.1f} passes, from its step on H100s; "
+    f"on TPUs: {_errors(others, jax_efficiency)}."
+  )
+
+
+if __name__ == "__main__":
+  flags.DEFINE_bool("memory", True, "Compiles this trainer's steps for GiB.")
+  launch_flags.run(main)
