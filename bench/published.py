@@ -37,10 +37,12 @@ from absl import flags
 from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
 from anysearch_jax.launch import flags as launch_flags
+from anysearch_jax.launch import plan as plan_command
 from anysearch_jax.launch import shipped
-from anysearch_jax.planning import compilation, programs, targets
+from anysearch_jax.planning import compilation, programs, targets, whole_step
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf_architecture, lora
+from anysearch_jax.policy import hf_architecture, lora, table
+from anysearch_jax.policy import parameters as weights
 from anysearch_jax.report import tables
 from anysearch_jax.training import throughput
 
@@ -57,6 +59,14 @@ _LLAMA_2: dict[str, tuple[str, dict[str, int]]] = {
   ),
   "Llama-2-70B": ("Llama-3.1-70B-Instruct", {"vocab_size": 32000}),
 }
+
+# NeMo-RL's recipes: a rollout, its optimizer steps, tokens of the longest
+# sample and, about, of a prompt.
+_NEMO_QUESTIONS = 64
+_NEMO_GROUP = 32
+_NEMO_STEPS = 4
+_NEMO_LONGEST = 4096
+_NEMO_PROMPT = 150
 
 
 class PublishedStep(NamedTuple):
@@ -123,6 +133,75 @@ class PublishedStep(NamedTuple):
     return targets.seconds(device, self.operations, efficiency=efficiency)
 
 
+class PublishedRollout(NamedTuple):
+  """A rollout and its training, of NeMo-RL's performance summary.
+
+  A rollout has 64 groups of 32 samples of at most 4,096 tokens, which the
+  policy and the reference score before four optimizer steps.
+
+  Attributes:
+    policy: name of the policy.
+    devices: number of H100 GPUs.
+    sampled_by: number of GPUs of a copy of the policy that samples.
+    tokens: of a sample, with its prompt, on average.
+    overlapped: whether the next rollout is sampled beside the training.
+    seconds: of everything.
+  """
+
+  policy: str
+  devices: int
+  sampled_by: int
+  tokens: int
+  overlapped: bool
+  seconds: float
+
+  def predicted(self) -> float:
+    """Returns the seconds of everything by the planner's formulas."""
+    a = plan_command.read_architecture(self.policy)
+    samples = _NEMO_QUESTIONS * _NEMO_GROUP
+    config = config_lib.ExperimentConfig(
+      name="published",
+      policy=self.policy,
+      questions=_NEMO_QUESTIONS,
+      group=_NEMO_GROUP,
+      curriculum=config_lib.CurriculumConfig(
+        steps_per_rollout=_NEMO_STEPS, total_steps=_NEMO_STEPS, phase1_steps=0
+      ),
+      objective=config_lib.ObjectiveConfig(old_logp="trainer"),
+      compute_dtype="bfloat16",
+      mesh=config_lib.MeshConfig(fsdp=self.devices),
+      engine=config_lib.EngineConfig(
+        lanes=(samples,), slots=samples, max_context=_NEMO_LONGEST
+      ),
+      batch=config_lib.BatchConfig(row_lengths=(_NEMO_LONGEST,)),
+    )
+    expected = whole_step.episodes_of(
+      config, tokens=self.tokens, generated=self.tokens - _NEMO_PROMPT
+    )
+    size = 2 * weights.count(table.base_rows(a)) // self.sampled_by
+    decode = compilation.Part(
+      name="decode",
+      devices=self.devices,
+      kinds={"engine weights": size},
+      held={},
+      arguments=size,
+      temporary=0,
+      peak=size,
+    )
+    target = targets.parse(f"h100:{self.devices}")
+    step = whole_step.predict(config, a, expected, decode=decode, target=target)
+    step = step._replace(overlapped=self.overlapped)
+    return _NEMO_STEPS * step.seconds
+
+
+ROLLOUTS = (
+  PublishedRollout("Llama-3.1-8B-Instruct", 16, 1, 1060, False, 97.7),
+  PublishedRollout("Llama-3.1-8B-Instruct", 16, 1, 1060, True, 74.6),
+  PublishedRollout("Qwen3-30B-A3B", 32, 2, 3203, False, 192),
+  PublishedRollout("Qwen3-30B-A3B", 32, 2, 3201, True, 152),
+)
+
+
 def read(path: pathlib.Path = _STEPS) -> list[PublishedStep]:
   """Reads published steps from a CSV file."""
   with path.open() as file:
@@ -173,28 +252,28 @@ def fit(
     start: has the other constants.
   """
   columns = []
-  rests = []
+  remainders = []
   for step in steps:
     device = hardware.HARDWARE[step.device]
     operations = step.operations
     products = operations._replace(attention=0, activations=0)
     attention = operations._replace(products=0, activations=0)
     moved = operations._replace(products=0, attention=0)
-    one = start._replace(attention=1.0, passes=1.0)
-    seconds = functools.partial(targets.seconds, device, efficiency=one)
+    unscaled = start._replace(attention=1.0, passes=1.0)
+    seconds = functools.partial(targets.seconds, device, efficiency=unscaled)
     columns.append([seconds(x) / step.seconds for x in (attention, moved)])
-    rests.append(1 - seconds(products) / step.seconds)
-  (slowness, passes), *_ = np.linalg.lstsq(
-    np.asarray(columns), np.asarray(rests), rcond=None
+    remainders.append(1 - seconds(products) / step.seconds)
+  (attention_slowness, passes), *_ = np.linalg.lstsq(
+    np.asarray(columns), np.asarray(remainders), rcond=None
   )
-  return start._replace(attention=1 / slowness, passes=passes)
+  return start._replace(attention=1 / attention_slowness, passes=passes)
 
 
 def passes_of(step: PublishedStep, start: targets.Efficiency) -> float:
   """Returns the passes through memory with which one step has no error."""
-  still = step.predicted(start._replace(passes=0.0))
-  one = step.predicted(start._replace(passes=1.0))
-  return (step.seconds - still) / (one - still)
+  without_passes = step.predicted(start._replace(passes=0.0))
+  pass_seconds = step.predicted(start._replace(passes=1.0)) - without_passes
+  return (step.seconds - without_passes) / pass_seconds
 
 
 def planned_gib(step: PublishedStep) -> float:
@@ -269,8 +348,8 @@ def main(argv: Sequence[str]) -> None:
     if step.source == "prime-rl" and step.device != "b200"
   ]
   maxtext = [step for step in steps if step.source == "MaxText"]
-  first, *others = maxtext
-  jax_efficiency = fitted._replace(passes=passes_of(first, fitted))
+  on_gpus, *on_tpus = maxtext
+  jax_efficiency = fitted._replace(passes=passes_of(on_gpus, fitted))
   gibs: dict[tuple, float] = {}
   rows = []
   for step in steps:
@@ -280,9 +359,9 @@ def main(argv: Sequence[str]) -> None:
       if shape not in gibs:
         gibs[shape] = planned_gib(step)
         print(f"compiled {shape}: {gibs[shape]:.1f} GiB", flush=True)
-    reached = jax_efficiency if step in maxtext else fitted
+    efficiency = jax_efficiency if step in maxtext else fitted
     rows.append(
-      _row(step, reached, held_out=step in held_out, gib=gibs.get(shape))
+      _row(step, efficiency, held_out=step in held_out, gib=gibs.get(shape))
     )
   header = ["trainer", "policy", "devices", "trained", "rows", "s"]
   header += ["plan, s", "plan / s", "fitted / s", ""]
@@ -296,8 +375,18 @@ def main(argv: Sequence[str]) -> None:
     f"{fitted.passes:.1f} passes; {len(to_fit)} fitted steps: "
     f"{_errors(to_fit, fitted)}; held out, Hopper: {_errors(hopper, fitted)}."
     f"\nMaxText: {jax_efficiency.passes:.1f} passes, from its step on H100s; "
-    f"on TPUs: {_errors(others, jax_efficiency)}."
+    f"on TPUs: {_errors(on_tpus, jax_efficiency)}."
   )
+
+  print("\nNeMo-RL, a rollout of 2,048 samples with its training:")
+  for rollout in ROLLOUTS:
+    planned = rollout.predicted()
+    schedule = "one step off" if rollout.overlapped else "in turns"
+    print(
+      f"{rollout.policy}, {rollout.devices} H100, {schedule}: published "
+      f"{rollout.seconds:.1f} s, plan {planned:.1f} s, "
+      f"{planned / rollout.seconds:.2f}"
+    )
 
 
 if __name__ == "__main__":

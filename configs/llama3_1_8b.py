@@ -4,8 +4,8 @@ Hardware, presets, questions and passages: `configs/paper.py`.
 Memory, planned for h100:4: 54.5 GiB on a training GPU and 55.6 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 111.0 of 128.6 GiB.
-Hours, predicted, not measured: 6.9 for training (500 steps of 1.3 M tokens,
-50 s each at 40 % of the peak), plus sampling. The paper's run took 41.
+Hours, predicted, not measured: 5.6 for training (500 steps of 1.3 M tokens,
+41 s each: docs/will_it_fit.md), plus sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download meta-llama/Llama-3.1-8B-Instruct \\

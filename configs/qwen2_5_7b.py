@@ -4,8 +4,8 @@ Hardware, presets, questions and passages: `configs/paper.py`.
 Memory, planned for h100:4: 52.8 GiB on a training GPU and 49.2 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 99.6 of 128.6 GiB.
-Hours, predicted, not measured: 6.4 for training (500 steps of 1.3 M tokens,
-46 s each at 40 % of the peak), plus sampling. The paper's run took 41.
+Hours, predicted, not measured: 5.3 for training (500 steps of 1.3 M tokens,
+38 s each: docs/will_it_fit.md), plus sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download Qwen/Qwen2.5-7B-Instruct \\

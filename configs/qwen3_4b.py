@@ -4,8 +4,8 @@ Hardware, presets, questions and passages: `configs/paper.py`.
 Memory, planned for h100:4: at most 39.2 GiB on a training GPU and 52.6 GiB on a
 sampling GPU, of 72.8 GiB available to programs.
 `:lora141`, planned for h200:1: 105.9 of 128.6 GiB.
-Hours, predicted, not measured: 3.8 for training (500 steps of 1.3 M tokens,
-28 s each at 40 % of the peak), plus sampling. The paper's run took 41.
+Hours, predicted, not measured: 3.5 for training (500 steps of 1.3 M tokens,
+25 s each: docs/will_it_fit.md), plus sampling. The paper's run took 41.
 Expected: unknown; nothing has been trained with this configuration yet.
 
     hf download Qwen/Qwen3-4B \\

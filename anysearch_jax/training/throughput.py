@@ -96,7 +96,7 @@ def operations(
   a: architecture_lib.Architecture,
   work: Work,
   *,
-  forwards: int = 0,
+  forwards: float = 0,
   first_forwards: float = 0,
   critic: bool = False,
   epochs: int = 1,

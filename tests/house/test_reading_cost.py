@@ -31,7 +31,7 @@ from anysearch_jax.config import settings
 from anysearch_jax.methods import systems
 
 LIMITS = {
-  "nodes": 277_500,
+  "nodes": 279_600,
   "dense forms": 0,
   "functions that bind an empty name": 35,
   "public functions without Args": 0,

@@ -7,6 +7,7 @@ import pytest
 
 from anysearch_jax.host import hardware
 from anysearch_jax.planning import targets
+from anysearch_jax.training import throughput
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,27 @@ def test_an_unknown_tpu_slice_is_refused():
     targets.devices(targets.parse("v5e:2x3"))
 
 
-def test_work_takes_the_longer_of_products_and_reading():
-  half = targets.Efficiency(compute=0.5, memory=0.5)
+def test_work_takes_the_longer_of_computing_and_reading():
+  # Peaks of 1e12 FLOP/s and 1e11 bytes/s.
+  efficiency = targets.Efficiency(
+    products=0.5, attention=0.25, memory=0.5, passes=3.0
+  )
 
-  def predicted(flops, read):
-    return targets.seconds(planned.CPU, flops=flops, read=read, efficiency=half)
+  def predicted(read, **sizes):
+    nothing = throughput.Operations(products=0, attention=0, activations=0)
+    return targets.seconds(
+      planned.CPU,
+      nothing._replace(**sizes),
+      read=read,
+      efficiency=efficiency,
+    )
 
-  # Half of the peaks of 1e12 FLOP/s and 1e11 bytes/s.
-  assert predicted(1e12, 1e10) == pytest.approx(2.0)
-  assert predicted(1e12, 1e12) == pytest.approx(20.0)
+  # What is computed adds up.
+  assert predicted(0, products=1e12) == pytest.approx(2.0)
+  assert predicted(0, attention=1e12) == pytest.approx(4.0)
+  assert predicted(0, activations=1e10) == pytest.approx(3 * 2e10 / 5e10)
+  both = predicted(0, products=1e12, attention=1e12, activations=1e10)
+  assert both == pytest.approx(2 + 4 + 1.2)
+  # Weights are read meanwhile.
+  assert predicted(1e10, products=1e12) == pytest.approx(2.0)
+  assert predicted(1e12, products=1e12) == pytest.approx(20.0)

@@ -31,6 +31,8 @@ def _sampled(config=CONFIG, a=A):
 # q, o, k, v, gate, up, down and norms of two layers, and the last norm.
 LAYERS = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64 + 2 * 16) + 64
 HEAD = 512 * 64
+# What q, o, k, v, gate, up and down of two layers read and write for a token.
+WIDTHS = 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
 # Scores and values of two layers at a mean context of 1,000 tokens.
 SCORES = 2 * 2 * (4 * 16) * 1000 * 2
 # Keys and values of two layers, in two bytes or four.
@@ -43,10 +45,13 @@ def test_decode_reads_the_weights_for_every_token_of_a_row(kv_dtype):
   if kv_dtype == "float8":
     size = 1 + 2 / 16  # A scale of two bytes for the 16 numbers of a head.
   config = config_lib.changed(CONFIG, engine={"kv_dtype": kv_dtype})
-  flops, read = _sampled(config)["decode"]
+  operations, read = _sampled(config)["decode"]
   steps, rows = 32 * 400 / (16 * 0.8), 16 * 0.8
   assert read == pytest.approx(steps * (GIB + rows * CACHED * size / 4))
-  assert flops == pytest.approx(steps * 16 * (2 * (LAYERS + HEAD) + SCORES) / 4)
+  decoded = steps * 16 / 4
+  assert operations.products == pytest.approx(decoded * 2 * (LAYERS + HEAD))
+  assert operations.attention == pytest.approx(decoded * SCORES)
+  assert operations.activations == pytest.approx(decoded * (WIDTHS + 512 + 64))
 
 
 def test_a_layer_with_a_window_sees_no_more_than_that():
@@ -56,23 +61,25 @@ def test_a_layer_with_a_window_sees_no_more_than_that():
   # A layer sees 300 tokens, the other 1,000: .65 of two layers' 1,000.
   size = 4 if CONFIG.compute_dtype == "float32" else 2
   steps = 32 * 400 / (16 * 0.8)
-  flops, read = windowed["decode"]
+  operations, read = windowed["decode"]
   assert read == pytest.approx(steps * (GIB + 12.8 * 0.65 * CACHED * size / 4))
   scores = 0.65 * SCORES
-  assert flops == pytest.approx(steps * 16 * (2 * (LAYERS + HEAD) + scores) / 4)
+  assert operations.attention == pytest.approx(steps * 16 * scores / 4)
   tokens = 32 * (2000 - 400 - 230 * 4 / 5) * 1024 / 590
-  flops, _ = windowed["prefill"]
-  assert flops == pytest.approx(tokens * (2 * LAYERS + scores) / 4)
+  operations, _ = windowed["prefill"]
+  assert operations.flops == pytest.approx(tokens * (2 * LAYERS + scores) / 4)
 
 
 def test_prefill_pads_passages_to_chunks_and_has_no_head():
   # Five rows share a prompt of 230 tokens.
   tokens = 32 * (2000 - 400 - 230 * 4 / 5) * 1024 / 590
-  flops, _ = _sampled()["prefill"]
-  assert flops == pytest.approx(tokens * (2 * LAYERS + SCORES) / 4)
+  operations, _ = _sampled()["prefill"]
+  assert operations.products == pytest.approx(tokens * 2 * LAYERS / 4)
+  assert operations.attention == pytest.approx(tokens * SCORES / 4)
+  assert operations.activations == pytest.approx(tokens * WIDTHS / 4)
   engine = dataclasses.replace(ENGINE, prefill_chunk=590)
   fitting, _ = _sampled(dataclasses.replace(CONFIG, engine=engine))["prefill"]
-  assert fitting == pytest.approx(flops * 590 / 1024)
+  assert fitting == pytest.approx([x * 590 / 1024 for x in operations])
 
 
 def test_a_small_cache_limits_the_rows():
@@ -98,22 +105,33 @@ def _predicted(decode=DECODE, **changes):
   )
 
 
-def test_training_takes_model_flops_at_the_assumed_share_of_the_peak():
+def test_training_takes_three_forward_passes_and_those_without_gradients():
   step = _predicted(objective={"kl_coefficient": 0.0}, batch={"remat": "none"})
   sizes = EPISODES.sizes(CONFIG.batch.row_lengths[-1])
   tokens, scored = sum(sizes), 32 * 400
   pairs = sum(size * (size // 2) for size in sizes)
-  # Matrices without norms; the forward pass and twice that backward.
+  # Matrices without norms.
   matrices = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
-  forward = 2 * matrices * tokens + 2 * HEAD * scored + 4 * 2 * 4 * 16 * pairs
-  seconds = 3 * forward / 4 / (targets.ASSUMED.compute * planned.CPU.flops)
-  assert step.training == pytest.approx(seconds)
+  products = 2 * matrices * tokens + 2 * HEAD * scored
+  attention = 4 * 2 * 4 * 16 * pairs
+  activations = WIDTHS * tokens + (512 + 64) * scored
+  size = 4 if CONFIG.compute_dtype == "float32" else 2
+  assumed = targets.ASSUMED
+  forward = (
+    products / (assumed.products * planned.CPU.flops)
+    + attention / (assumed.attention * planned.CPU.flops)
+    + assumed.passes
+    * size
+    * activations
+    / (assumed.memory * planned.CPU.memory_bandwidth)
+  )
+  assert step.training == pytest.approx(3 * forward / 4)
   # A reference, or recomputation of everything, is a forward pass more.
   for changes in (
     {"objective": {"kl_coefficient": 0.1}, "batch": {"remat": "none"}},
     {"objective": {"kl_coefficient": 0.0}, "batch": {"remat": "full"}},
   ):
-    assert _predicted(**changes).training == pytest.approx(seconds * 4 / 3)
+    assert _predicted(**changes).training == pytest.approx(4 * forward / 4)
 
 
 def test_epochs_share_what_they_sample():
