@@ -258,7 +258,7 @@ class Decoder:
 
 
 def train_examples(
-  *, row: int, vocab: int, tokens: int, scored: float
+  *, row: int, vocab: int, tokens: int, scored: float, whole_rows: bool = False
 ) -> list[batching.Example]:
   """Makes trajectories of a half, a quarter or an eighth of a row.
 
@@ -269,12 +269,13 @@ def train_examples(
     vocab: size of the vocabulary.
     tokens: number of all tokens, a multiple of an eighth of a row.
     scored: share of the tokens that have a loss, evenly spread.
+    whole_rows: whether each trajectory is a whole row instead.
   """
   rng = np.random.default_rng(0)
   segments = []
   remaining = tokens
   while remaining:
-    size = row >> int(rng.integers(1, 4))
+    size = row if whole_rows else row >> int(rng.integers(1, 4))
     while size > remaining:
       size //= 2
     remaining -= size
@@ -297,6 +298,7 @@ def measure_steps(
   *,
   micro_batches: int,
   steps: int,
+  whole_rows: bool = False,
 ) -> dict[str, Any]:
   """Times the trainer's step over random weights.
 
@@ -306,6 +308,7 @@ def measure_steps(
     micro_batches: number of micro-batches of a step, filled by
       `train_examples`.
     steps: number of steps after a first one, which compiles.
+    whole_rows: whether each row is one trajectory that is scored whole.
 
   Returns:
     The median's seconds, and the FLOPs and bytes of a step.
@@ -322,7 +325,8 @@ def measure_steps(
     row=config.batch.row_lengths[-1],
     vocab=a.vocab_size,
     tokens=micro_batches * config.batch.micro_batch_tokens,
-    scored=_SCORED,
+    scored=1.0 if whole_rows else _SCORED,
+    whole_rows=whole_rows,
   )
   multiple = learner.placement.row_multiple
   packed = [batching.pack(examples, config=config.batch, multiple=multiple)]

@@ -127,6 +127,24 @@ class PublishedStep(NamedTuple):
     )
     return throughput.operations(a, work, forwards=self.recomputed)
 
+  @property
+  def config(self) -> config_lib.ExperimentConfig:
+    """The configuration with which this trainer takes the same step."""
+    return config_lib.ExperimentConfig(
+      name="published",
+      policy=self.policy,
+      mesh=config_lib.MeshConfig(fsdp=self.devices),
+      compute_dtype="bfloat16",
+      lora=self.lora,
+      objective=config_lib.ObjectiveConfig(kl_coefficient=0.0),
+      batch=config_lib.BatchConfig(
+        row_lengths=(self.row,),
+        micro_batch_tokens=self.row * self.devices,
+        max_micro_batches=self.rows,
+        remat="full",
+      ),
+    )
+
   def predicted(self, efficiency: targets.Efficiency) -> float:
     """Returns the seconds of the step by the planner's formula."""
     device = hardware.HARDWARE[self.device]
@@ -278,23 +296,9 @@ def passes_of(step: PublishedStep, start: targets.Efficiency) -> float:
 
 def planned_gib(step: PublishedStep) -> float:
   """Compiles this trainer's step of the same size; returns GiB of a device."""
-  config = config_lib.ExperimentConfig(
-    name="published",
-    policy=step.policy,
-    mesh=config_lib.MeshConfig(fsdp=step.devices),
-    compute_dtype="bfloat16",
-    lora=step.lora,
-    objective=config_lib.ObjectiveConfig(kl_coefficient=0.0),
-    batch=config_lib.BatchConfig(
-      row_lengths=(step.row,),
-      micro_batch_tokens=step.row * step.devices,
-      max_micro_batches=step.rows,
-      remat="full",
-    ),
-  )
   target = targets.parse(f"{step.device}:{step.devices}")
   train_step, *_ = programs.programs(
-    config, step.architecture, devices=targets.devices(target)
+    step.config, step.architecture, devices=targets.devices(target)
   )
   part = compilation.measure(train_step, [train_step], target)
   return part.total / hardware.GIB

@@ -36,12 +36,13 @@ _MEMORY_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 # The seconds that each stage may take; the most useful stages come first. Each
 # is a function of `stages`.
 STAGES = {
-  "doctor": 120.0,
-  "decode": 300.0,
-  "step": 300.0,
-  "loop": 400.0,
+  "doctor": 100.0,
+  "decode": 260.0,
+  "step": 260.0,
+  "published": 220.0,
+  "loop": 360.0,
   "server": 120.0,
-  "vectors": 180.0,
+  "vectors": 150.0,
 }
 
 

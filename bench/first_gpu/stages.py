@@ -26,6 +26,7 @@ from anysearch_jax.host import hardware, json_files
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import shipped
 from anysearch_jax.methods import systems
+from anysearch_jax.planning import targets
 from anysearch_jax.policy import architecture as architecture_lib
 from anysearch_jax.policy import hf, hf_architecture
 from anysearch_jax.retrieval.index import device_scan
@@ -33,6 +34,7 @@ from anysearch_jax.rollout import driver, engines
 from anysearch_jax.training import learner as learner_lib
 from anysearch_jax.training import rewards_and_advantages, throughput
 from bench import harness, policies
+from bench import published as published_lib
 from bench.first_gpu.notes import MS, SHARE, Notes
 
 _TINY = {
@@ -145,6 +147,39 @@ def step(notes: Notes) -> None:
 
   notes.case("every weight", lambda: measure("", "full", 1))
   notes.case("adapters", lambda: measure("lora80", "dots", 2))
+
+
+def published(notes: Notes) -> None:
+  """Takes the steps whose speed others published, of one GPU.
+
+  docs/will_it_fit.md compares them with their plans.
+  """
+
+  def measure(step: published_lib.PublishedStep) -> Mapping[str, Any]:
+    a = step.architecture
+    if notes.rehearse:
+      a = _architecture(rehearse=True)
+      step = step._replace(row=128)
+    figures = policies.measure_steps(
+      step.config, a, micro_batches=step.rows, steps=3, whole_rows=True
+    )
+    memory = throughput.memory(jax.local_devices())
+    return {
+      "step, s": figures["step, s"],
+      f"{step.source} on {step.device}, s": step.seconds,
+      "plan, s": step.predicted(targets.ASSUMED),
+      "times as fast": step.seconds / figures["step, s"],
+      f"{step.source}, GiB": step.gib,
+      **{name: size / hardware.GIB for name, size in memory.items()},
+    }
+
+  for step in published_lib.read():
+    if step.devices == 1 and step.policy in ("Qwen3-0.6B", "Qwen3-4B"):
+      trained = f"rank {step.adapter_rank}" if step.adapter_rank else "all"
+      notes.case(
+        f"{step.policy}, {trained}, rows of {step.row}",
+        functools.partial(measure, step),
+      )
 
 
 def loop(notes: Notes) -> None:

@@ -19,6 +19,8 @@ _OWN = ("anysearch_jax", "bench")
 _PACKAGES = (
   *("absl", "chex", "flax", "jax", "jaxlib", "ml_dtypes", "numpy", "optax"),
   *("orbax", "packaging", "safetensors", "tokenizers", "transformers"),
+  # huggingface_hub requires them, and transformers requires it.
+  *("filelock", "httpx2"),
 )
 # Refuses other packages to files of this project.
 _SITE = f"""
@@ -91,5 +93,7 @@ def test_the_whole_rehearsal_needs_few_packages_and_writes_figures(tmp_path):
     # No CPU has a data sheet: the floor is of what `doctor` measured.
     shares = [*_values(found[name], notes_lib.SHARE)]
     assert len(shares) == 2 and all(share > 0 for share in shares)
+  assert [*_values(found["published"], "prime-rl on h100, s")][-1] == 31.492
+  assert all(x > 0 for x in _values(found["published"], "step, s"))
   assert found["loop"]["rollout 0"]["handed over, s"] > 0
   assert found["vectors"]["8 queries, ms"] > 0
