@@ -163,14 +163,15 @@ def published(notes: Notes) -> None:
     figures = policies.measure_steps(
       step.config, a, micro_batches=step.rows, steps=3, whole_rows=True
     )
-    memory = throughput.memory(jax.local_devices())
+    peaks = throughput.memory(jax.local_devices())
+    peak_gib = {name: size / hardware.GIB for name, size in peaks.items()}
     return {
       "step, s": figures["step, s"],
       f"{step.source} on {step.device}, s": step.seconds,
       "plan, s": step.predicted(targets.ASSUMED),
       "times as fast": step.seconds / figures["step, s"],
       f"{step.source}, GiB": step.gib,
-      **{name: size / hardware.GIB for name, size in memory.items()},
+      "step, GiB": peak_gib.get("device/memory_peak_bytes"),
     }
 
   for step in published_lib.read():
