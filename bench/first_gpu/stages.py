@@ -171,7 +171,7 @@ def published(notes: Notes) -> None:
       "plan, s": step.predicted(targets.ASSUMED),
       "times as fast": step.seconds / figures["step, s"],
       f"{step.source}, GiB": step.gib,
-      "step, GiB": peak_gib.get("device/memory_peak_bytes"),
+      "largest until now, GiB": peak_gib.get("device/memory_peak_bytes"),
     }
 
   for step in published_lib.read():
