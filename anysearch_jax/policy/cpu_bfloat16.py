@@ -4,7 +4,9 @@
   AVX-512 BF16) if its result is float32. A product whose result is bfloat16,
   and one of a float32 gradient and a bfloat16 weight, are computed in float32.
   So `project` asks for float32 results, forward and backward, and rounds them:
-  the numbers that a GPU's products give, which add in float32 too.
+  the numbers that a GPU's products give, which add in float32 too. A single row
+  gets a second one of zeros: XLA computes the product of a vector and a matrix
+  of bfloat16 without vector instructions, ten times as slowly.
 * The sum of an elementwise product, which softmax's derivative has, takes eight
   times as long as a matrix product with ones (`softmax`).
 * Indexing converts the whole array to float32 first, unless its bits are
@@ -61,8 +63,12 @@ def project(
   else:
     out = weight.shape[axes:]
     matrix = weight.reshape(size, -1)
-  y = _product(x.reshape(-1, size), matrix, out_axes_first)
-  return y.reshape(*outer, *out)
+  rows = x.reshape(-1, size)
+  count = len(rows)
+  if count == 1:
+    rows = jnp.pad(rows, ((0, 1), (0, 0)))
+  y = _product(rows, matrix, out_axes_first)
+  return y[:count].reshape(*outer, *out)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -49,7 +49,10 @@ Attend = Callable[
 
 
 class FusedBlock(decoder.Block):
-  """A layer with one matrix for q, k and v, or for gate and up, or both."""
+  """A layer with one matrix for q, k and v, or for gate and up, or both.
+
+  The axes of every matrix's inputs come first.
+  """
 
   def _weights(self, dtype: Any) -> dict[str, jax.Array]:
     del dtype  # `prepare` has cast them.
@@ -67,7 +70,7 @@ class FusedBlock(decoder.Block):
       return super()._heads(w, y, cos_sin)
     a = self.a
     group = a.heads // a.kv_heads
-    x = jnp.tensordot(y, w["qkv"], 1)
+    x = cpu_bfloat16.project(y, w["qkv"], 1)
     if "qkv_bias" in w:
       x += w["qkv_bias"]
     # The barrier lets a GPU norm and rotate all heads in one kernel, which then
@@ -84,8 +87,16 @@ class FusedBlock(decoder.Block):
     is_query_or_key = head <= group
     return jnp.where(is_query_or_key, rotated, x), None, None
 
+  def _project(
+    self, w: dict[str, jax.Array], key: str, x: jax.Array
+  ) -> jax.Array:
+    if key not in _inputs_first(self.a):
+      return super()._project(w, key, x)
+    y = cpu_bfloat16.project(x, w[key], w[key].ndim - 1)
+    return y + w[key + "_bias"] if key + "_bias" in w else y
+
   def _gated(self, w: dict[str, jax.Array], y: jax.Array) -> jax.Array:
-    x = jnp.tensordot(y, w["gate_up"], 1)
+    x = cpu_bfloat16.project(y, w["gate_up"], 1)
     if "gate_up_bias" in w:
       x += w["gate_up_bias"]
     return self._activation(x[..., 0, :]) * x[..., 1, :]
@@ -105,8 +116,9 @@ def prepare(
     params: laid out by `table.rows(a)`.
     a: the architecture, adapters included.
     dtype: compute type; scales of norms stay float32.
-    fused: whether to fuse q, k and v, and gate and up. A fused product may sum
-      in another order, so its last bits may differ.
+    fused: whether to fuse q, k and v, and gate and up, and to put the axes of
+      inputs first. A fused product may sum in another order, so its last bits
+      may differ.
     mesh: of `params`; None means one device.
 
   Returns:
@@ -257,6 +269,19 @@ def _cast(x: jax.Array, row: weights.Weight, dtype: Any) -> jax.Array:
   return jnp.asarray(x) if keeps_dtype else jnp.asarray(x, dtype)
 
 
+def _inputs_first(a: architecture_lib.Architecture) -> list[str]:
+  """Returns the matrices whose first axis, of outputs, `_fuse` puts last.
+
+  A CPU would copy them to that layout in every step of decode. Experts have
+  matrices of their own.
+  """
+  return [
+    key
+    for key, projection in table.projections(a).items()
+    if projection.out_axes_first and not (a.experts and key == "down")
+  ]
+
+
 def _fuse(
   layer: dict[str, jax.Array], a: architecture_lib.Architecture
 ) -> dict[str, jax.Array]:
@@ -267,6 +292,8 @@ def _fuse(
   together (`joint_norm`) are not fused.
   """
   layer = dict(layer)
+  for key in _inputs_first(a):
+    layer[key] = jnp.moveaxis(layer[key], 0, -1)
   for suffix in ("", "_bias"):
     if f"q{suffix}" in layer and not a.joint_norm:
       q, k, v = (layer.pop(f"{key}{suffix}") for key in "qkv")
@@ -304,6 +331,9 @@ def _shapes_and_axes(
   }
   fused_axes = {f"{key}_bias": axes for key, axes in output_axes.items()}
   fused_axes |= {key: ("model", *axes) for key, axes in output_axes.items()}
+  for key in _inputs_first(a):
+    outputs, *inputs = separate[key][1]
+    fused_axes[key] = (*inputs, outputs)
   return {
     key: (x.shape, fused_axes[key] if key in fused_axes else separate[key][1])
     for key, x in shapes.items()

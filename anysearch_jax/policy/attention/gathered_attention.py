@@ -157,8 +157,8 @@ class Gathered:
   def __call__(
     self,
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     rows: Rows,
     positions: jax.Array,
     real: jax.Array,
@@ -169,7 +169,8 @@ class Gathered:
 
     Args:
       q: `[B, 1, N, H]`.
-      k: `[B, 1, K, H]` of the new tokens.
+      k: `[B, 1, K, H]` of the new tokens. If None, `q` is fused, see
+        `pages.split_fused`.
       v: as `k`.
       rows: the layer's keys and values.
       positions: int `[B, 1]` of the new tokens in their rows.
@@ -181,6 +182,8 @@ class Gathered:
       `[B, 1, N, H]`, dtype of `q`, and the rows with the new tokens; scores and
       softmax are float32.
     """
+    if k is None or v is None:
+      q, k, v = pages_lib.split_fused(q)
     chex.assert_equal_shape([k, v])
     chex.assert_equal_shape([positions, real])
     positions = positions[:, 0]

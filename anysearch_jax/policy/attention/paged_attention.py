@@ -89,10 +89,7 @@ class Paged:
         q, pages = mosaic_attention.write(q, pages, table, positions, real)
       else:
         if k is None:
-          k = q[..., -2, :]
-          v = q[..., -1, :]
-          q = q[..., :-2, :]
-          q = q.reshape(*k.shape[:2], -1, k.shape[-1])
+          q, k, v = pages_lib.split_fused(q)
         pages = pages_lib.write(
           pages, k, v, table, positions, real, as_vectors=self.as_vectors
         )

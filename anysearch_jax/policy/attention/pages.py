@@ -177,6 +177,20 @@ def page_and_offset(
   return jnp.where(real, number, 0), positions % size
 
 
+def split_fused(
+  heads: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Splits `[B, T, K, G + 2, H]`, each kv head's queries, key and value.
+
+  Returns:
+    Queries `[B, T, N, H]`, keys and values `[B, T, K, H]`.
+  """
+  k = heads[..., -2, :]
+  v = heads[..., -1, :]
+  q = heads[..., :-2, :]
+  return q.reshape(*k.shape[:2], -1, k.shape[-1]), k, v
+
+
 def write(
   pages: Pages,
   k: jax.Array,

@@ -195,8 +195,9 @@ def make_model(
     stored=stored,
     paged=paged,
     gathered=gathered if platform == "cpu" and several is None else None,
-    # The GPU compiler would otherwise join the matrices in every decode step.
-    fused=platform in ("gpu", "cuda"),
+    # The GPU compiler would otherwise join the matrices in every decode step. A
+    # CPU has fewer products to share among its threads.
+    fused=platform in ("gpu", "cuda", "cpu"),
     mesh=mesh,
     records=records and bool(a.experts),
     exact=config.exact,
