@@ -175,6 +175,9 @@ class Decoder:
     engine: sizes; a call decodes `decode_steps` tokens of `slots` rows.
     dtype: dtype of weights, keys and values.
     params: weights as `engine_weights` returns them.
+
+  Attributes:
+    table: int `[R, columns]`, the pages of each row.
   """
 
   def __init__(
@@ -200,7 +203,7 @@ class Decoder:
     columns = kv_memory.page_count(engine.max_context, engine)
     row, column = np.ogrid[: self.rows, :columns]
     tables = [1 + row * columns + column] * len(pages)
-    self._table = np.concatenate(tables, axis=1).astype(np.int32)
+    self.table = np.concatenate(tables, axis=1).astype(np.int32)
     self._gathered = kv_store.empty_rows(
       self._model,
       self._pages,
@@ -225,7 +228,7 @@ class Decoder:
       self._pages,
       self._gathered,
       kv_store.Turns(
-        self._table,
+        self.table,
         last=np.ones(rows, np.int32),
         starts=np.full(rows, context, np.int32),
         limits=np.full(rows, self.steps, np.int32),
@@ -241,6 +244,13 @@ class Decoder:
       restricted=False,
     )
     jax.block_until_ready(decoded)
+
+  def prefill(self, chunks: kv_store.Chunks[np.ndarray]) -> None:
+    """Caches chunks of rows, whose pages `table` lists, and waits."""
+    self._pages, _ = kv_store.prefill(
+      self.params, self._pages, chunks, model=self._model
+    )
+    jax.block_until_ready(self._pages)
 
   def weight_bytes(self) -> int:
     """Returns the bytes of weights that each step reads."""

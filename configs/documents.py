@@ -42,6 +42,7 @@ def get_config(preset: str = "") -> config_lib.ExperimentConfig:
       "page": 64,
       "lanes": (1, 4) if on_cpu else (4, 16),
       "prefill_lanes": 1 if on_cpu else 4,
-      "prefill_chunk": 256,
+      # A short question waits for one whole chunk.
+      "prefill_chunk": 64 if on_cpu else 256,
     },
   )

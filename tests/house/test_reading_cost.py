@@ -31,7 +31,7 @@ from anysearch_jax.config import settings
 from anysearch_jax.methods import systems
 
 LIMITS = {
-  "nodes": 279_600,
+  "nodes": 281_500,
   "dense forms": 0,
   "functions that bind an empty name": 35,
   "public functions without Args": 0,
