@@ -86,7 +86,6 @@ def this_engine(folder: str, dtype: str) -> Figures:
     decoder = policies.Decoder(a, engine, dtype=dtype, params=params)
     seconds = _best(functools.partial(decoder, CONTEXT))
     figures[_step(rows)] = 1e3 * seconds / STEPS
-  figures["weights, GB"] = decoder.weight_bytes() / 1e9
 
   def prefill(tokens: int) -> None:
     for start in range(0, tokens, _CHUNK):
@@ -102,9 +101,8 @@ def this_engine(folder: str, dtype: str) -> Figures:
   for tokens in PROMPTS:
     seconds = _best(functools.partial(prefill, tokens))
     figures[_prompt(tokens)] = tokens / seconds
-  bandwidth = harness.bandwidth(1 << 29)
-  weight_bytes = 1e9 * figures["weights, GB"]
-  figures["floor of 1 row, ms"] = 1e3 * weight_bytes / bandwidth
+  read_seconds = decoder.weight_bytes() / harness.bandwidth(1 << 29)
+  figures["floor of 1 row, ms"] = 1e3 * read_seconds
   return figures
 
 

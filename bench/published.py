@@ -25,7 +25,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-import json
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -38,10 +37,9 @@ from anysearch_jax import config as config_lib
 from anysearch_jax.host import hardware
 from anysearch_jax.launch import flags as launch_flags
 from anysearch_jax.launch import plan as plan_command
-from anysearch_jax.launch import shipped
 from anysearch_jax.planning import compilation, programs, targets, whole_step
 from anysearch_jax.policy import architecture as architecture_lib
-from anysearch_jax.policy import hf_architecture, lora, table
+from anysearch_jax.policy import lora, table
 from anysearch_jax.policy import parameters as weights
 from anysearch_jax.report import tables
 from anysearch_jax.training import throughput
@@ -51,15 +49,10 @@ _STEPS = pathlib.Path(__file__).with_suffix(".csv")
 _LLAMA_2: dict[str, tuple[str, dict[str, int]]] = {
   "Llama-2-7B": (
     "Llama-3.1-8B-Instruct",
-    {
-      "num_key_value_heads": 32,
-      "intermediate_size": 11008,
-      "vocab_size": 32000,
-    },
+    {"kv_heads": 32, "mlp_dim": 11008, "vocab_size": 32000},
   ),
   "Llama-2-70B": ("Llama-3.1-70B-Instruct", {"vocab_size": 32000}),
 }
-
 # NeMo-RL's recipes: a rollout, its optimizer steps, tokens of the longest
 # sample and, about, of a prompt.
 _NEMO_QUESTIONS = 64
@@ -100,8 +93,7 @@ class PublishedStep(NamedTuple):
   def architecture(self) -> architecture_lib.Architecture:
     """The policy's architecture, without adapters."""
     name, changes = _LLAMA_2.get(self.policy, (self.policy, {}))
-    path = pathlib.Path(shipped.find(f"configs/shapes/{name}.json"))
-    return hf_architecture.from_hf(json.loads(path.read_text()) | changes)
+    return dataclasses.replace(plan_command.read_architecture(name), **changes)
 
   @property
   def lora(self) -> config_lib.LoraConfig:
@@ -144,6 +136,12 @@ class PublishedStep(NamedTuple):
         remat="full",
       ),
     )
+
+  @property
+  def peak_share(self) -> float:
+    """The share of the device's peak that the published step reaches."""
+    peak = hardware.HARDWARE[self.device].flops
+    return self.operations.flops / self.seconds / peak
 
   def predicted(self, efficiency: targets.Efficiency) -> float:
     """Returns the seconds of the step by the planner's formula."""
@@ -352,6 +350,7 @@ def main(argv: Sequence[str]) -> None:
     if step.source == "prime-rl" and step.device != "b200"
   ]
   maxtext = [step for step in steps if step.source == "MaxText"]
+  shares = [step.peak_share for step in (*to_fit, *hopper)]
   on_gpus, *on_tpus = maxtext
   jax_efficiency = fitted._replace(passes=passes_of(on_gpus, fitted))
   gibs: dict[tuple, float] = {}
@@ -377,7 +376,8 @@ def main(argv: Sequence[str]) -> None:
   print(
     f"\nprime-rl: attention {fitted.attention:.2f} of the peak, "
     f"{fitted.passes:.1f} passes; {len(to_fit)} fitted steps: "
-    f"{_errors(to_fit, fitted)}; held out, Hopper: {_errors(hopper, fitted)}."
+    f"{_errors(to_fit, fitted)}; held out, Hopper: {_errors(hopper, fitted)}. "
+    f"They reach {min(shares):.0%} to {max(shares):.0%} of the peak."
     f"\nMaxText: {jax_efficiency.passes:.1f} passes, from its step on H100s; "
     f"on TPUs: {_errors(on_tpus, jax_efficiency)}."
   )

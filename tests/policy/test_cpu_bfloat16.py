@@ -21,6 +21,7 @@ CASES = {
   "two in axes": ((2, 5, 3, 8), (3, 8, 24), 2, False),
   "out axes first": ((2, 5, 24), (3, 8, 24), 1, True),
   "a matrix": ((7, 24), (24, 16), 1, False),
+  "a lone row": ((1, 1, 24), (24, 3, 8), 1, False),
 }
 
 
@@ -90,6 +91,13 @@ def test_every_product_has_bfloat16_factors_and_a_float32_sum():
   for factors, result in kinds:
     assert factors.count("xbf16>") == 2, factors
     assert result.endswith("xf32>"), result
+
+
+def test_a_lone_row_is_multiplied_beside_a_row_of_zeros():
+  x, weight = arrays((1, 24), (24, 16))
+  product = jax.jit(lambda x: cpu_bfloat16.project(x, weight, 1))
+  assert "tensor<2x16xf32>" in product.lower(x).as_text()
+  assert product(x).shape == (1, 16)
 
 
 def test_softmax_and_its_derivative_are_those_of_the_definition():
